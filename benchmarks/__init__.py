@@ -1,1 +1,1 @@
-"""Benchmarks of energon-grain beside its peers: `python -m benchmarks.run` (see README.md)."""
+"""Benchmarks of energon-grain and its peers: `python -m benchmarks.run` (see README.md)."""

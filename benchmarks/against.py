@@ -1,14 +1,15 @@
-"""This checkout against another revision of it: the same rows, in turns on one machine, as ratios with their spread.
+"""Compare this checkout with another revision: the same rows, alternating on one machine, as ratios with their spread.
 
 python -m benchmarks.against REVISION [ROW …] [--rounds 7] [--seconds 2] [--quick] [--cache FOLDER]
 
-Both sides run the `benchmarks` programs of this checkout in its Python environment. These use public functions only, so
-only the library differs, and any two revisions can be compared. A row whose program needs something that the other
-revision lacks says so. The other revision gets a git worktree, and indices of its own over hard links to the same
-shards, all kept in the cache for the next time. Rounds go A B, B A, and so on, so that a machine that grows busier
-slows both down.
+Both sides run the `benchmarks` programs of this checkout in its Python environment. The programs use only public
+functions, so only the library differs and any two revisions can be compared. A row that needs a function which the
+other revision lacks reports that. The other revision gets a git worktree, and its own indexes over hard links to the
+same shards, all kept in the cache for the next run. Rounds alternate A B, B A, so a machine that becomes busier slows
+both sides down.
 
-A ratio is here / there, pair by pair: above 1, rates are better here; times and memory worse.
+A ratio is this checkout / revision, for each pair: above 1, rates are better in this checkout; times and memory are
+worse.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from benchmarks.rows import table
 from benchmarks.run import chosen
 
 DEFAULT_ROWS = ("text-crude", "text-sample", "blobs", "jpeg-rgb8", "prepare-no-sqlite", "million", "import", "resume")
-"""What a change of the package could make slower, in a few minutes."""
+"""Rows that a change of the package could slow down, in a few minutes."""
 _BUILD = """
 import sys
 from pathlib import Path
@@ -54,8 +55,7 @@ class Side:
 
     Attributes:
         repo: Its checkout.
-        programs: A folder with the `benchmarks` of this checkout and nothing else, so that what they import is found
-            in `repo`.
+        programs: A folder that contains only the `benchmarks` of this checkout, so their imports resolve in `repo`.
     """
 
     repo: Path
@@ -64,7 +64,7 @@ class Side:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the processes that measure this side. Both sides start from compiled modules."""
+        """Environment variables of measuring processes. Both sides start from compiled modules."""
         dropped = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
         kept = {name: value for name, value in os.environ.items() if name not in dropped}
         return {**kept, "PYTHONPATH": os.pathsep.join((str(self.repo), str(self.repo / "adapters")))}
@@ -75,7 +75,7 @@ class Side:
         subprocess.run([sys.executable, "-m", "compileall", "-q", *map(str, folders)], check=True)
 
     def build(self, names: Sequence[str]) -> None:
-        """Write the data sets of these names that are missing, by this side's library."""
+        """Write missing data sets of these names with this side's library."""
         command = [sys.executable, "-c", _BUILD, str(self.cache), *names]
         subprocess.run(command, cwd=self.programs, check=True, env=self.environment, stdout=sys.stderr)
 
@@ -87,10 +87,10 @@ class Side:
 
 
 def main(
-    revision: Annotated[str, typer.Argument(help="What git calls it: a commit, branch or tag.")],
+    revision: Annotated[str, typer.Argument(help="A commit, branch or tag.")],
     rows: Annotated[list[str] | None, typer.Argument(metavar="ROW", help=f"Default: {', '.join(DEFAULT_ROWS)}")] = None,
-    rounds: Annotated[int, typer.Option(help="Pairs of measurements of each program.")] = 7,
-    seconds: Annotated[float, typer.Option(help="Length of a measurement.")] = 2.0,
+    rounds: Annotated[int, typer.Option(help="Pairs of measurements per program.")] = 7,
+    seconds: Annotated[float, typer.Option(help="Duration of a measurement, in seconds.")] = 2.0,
     quick: Annotated[bool, typer.Option("--quick", help="Two pairs of one second.")] = False,
     cache: Annotated[Path, typer.Option(help="Folder for the data sets and the other revision.")] = CACHE,
 ) -> None:
@@ -108,7 +108,7 @@ def _compare(revision: str, compared: Sequence[Row], home: Side, rounds: int) ->
     there = _other(revision, home, names)
     for side in (home, there):
         side.compile()
-    print(f"this checkout / {revision}, {rounds} pairs a row: median (smallest to largest)")
+    print(f"this checkout / {revision}, {rounds} pairs per row: median (smallest to largest)")
     for row in compared:
         for line in _compared(row, home, there, rounds):
             print(line, flush=True)
@@ -118,12 +118,12 @@ def _copy_programs(folder: Path) -> None:
     """Copy the `benchmarks` of this checkout to an empty folder."""
     shutil.copytree(REPO / "benchmarks", folder / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "tests").mkdir()
-    for server in (REPO / "tests").glob("object_server*.py"):  # which rows about buckets read from
+    for server in (REPO / "tests").glob("object_server*.py"):  # used by the rows about buckets
         shutil.copy(server, folder / "tests")
 
 
 def _other(revision: str, home: Side, names: Sequence[str]) -> Side:
-    """The other revision, checked out and with its data; what is there already is kept."""
+    """Check out the other revision with its data; existing ones are reused."""
     commit = subprocess.run(
         ["git", "rev-parse", "--verify", f"{revision}^{{commit}}"], cwd=REPO, check=True, capture_output=True, text=True
     ).stdout.strip()

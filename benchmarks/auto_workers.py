@@ -1,13 +1,13 @@
-"""What `num_workers="auto"` comes to after half a minute, beside the best of a grid of fixed numbers.
+"""Compare the throughput of `num_workers="auto"` after half a minute with the best of a grid of fixed numbers.
 
 `python -m benchmarks.auto_workers [WORKLOAD …] [--settle 30] [--rounds 5] [--seconds 1]` prints a table and exits with
-1 if the target is missed. Only this package is needed. Each workload bounds a loader in another way: texts (Python
-between the samples), blobs of 100 KB (memory), photographs (decoding, side by side), a hook in Python (the
-interpreter's lock), and a store that takes 30 ms to answer (waiting).
+1 if the target is missed. It needs only this package. Each workload limits a loader differently: texts (Python between
+the samples), blobs of 100 KB (memory), photographs (parallel decoding), a Python hook (the interpreter lock), and a
+store with a latency of 30 ms (waiting).
 
-They are measured in turns in one process: a round runs every one of them once, each opened for it, with the one that
-has settled at both ends, so that a machine that is busy for a moment is busy for all. What was made ahead while others
-ran is taken first. The best of a grid is the highest of several medians, which flatters it where rates waver.
+They are measured alternately in one process. A round runs each of them once in a new loader, with the tuned loader at
+both ends, so a temporarily busy machine affects all. Batches prefetched while others ran are consumed first. The best
+of a grid is the highest of several medians, which favours it if rates vary.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Plain(DefaultTaskEncoder):
 
 
 class Photographs(DefaultTaskEncoder):
-    """Decoding alone."""
+    """Decoding only."""
 
     decoder = SampleDecoder(image_decode="rgb8")
 
 
 class Counting(Plain):
-    """A millisecond or so of Python for each sample."""
+    """About a millisecond of Python per sample."""
 
     thread_safe = True
 
@@ -67,13 +67,13 @@ class Counting(Plain):
 
 @contextlib.contextmanager
 def local(folder: Path) -> Iterator[str]:
-    """A data set on this machine."""
+    """Yield a data set on this machine."""
     yield str(folder)
 
 
 @contextlib.contextmanager
 def distant(folder: Path) -> Iterator[str]:
-    """It in a store that answers late, of which nothing is kept."""
+    """Yield it in a store with latency, without a cache."""
     with own_cache(0), bucket_of(folder):
         server_here().delay(LATENCY_S)
         yield f"s3://{BUCKET}/{folder.name}"
@@ -89,7 +89,7 @@ WORKLOADS: dict[str, tuple[str, type[DefaultTaskEncoder], Callable[[Path], Any]]
 
 
 def open_loader(path: str, encoder: type[DefaultTaskEncoder], workers: Any, prefetch_factor: int = 2) -> Any:
-    """A loader of one of the workloads."""
+    """Return a loader of one of the workloads."""
     dataset = get_train_dataset(
         path,
         worker_config=WorkerConfig(0, 1, workers),
@@ -102,7 +102,7 @@ def open_loader(path: str, encoder: type[DefaultTaskEncoder], workers: Any, pref
 
 
 def rate(loader: Any, seconds: float) -> float:
-    """Samples a second that a loop gets which does nothing with them."""
+    """Return the samples per second of a loop that does nothing with them."""
     for begun in (False, True):
         before, began = loader.stats()["samples"], time.perf_counter()
         end = began + (seconds if begun else WARM_S)
@@ -112,7 +112,7 @@ def rate(loader: Any, seconds: float) -> float:
 
 
 def measure(name: str, cache: Path, settle_s: float, rounds: int, seconds: float) -> float:
-    """Print a line for a workload, and return how close to the best it came."""
+    """Print a line for a workload, and return its ratio to the best."""
     data, encoder, where = WORKLOADS[name]
     build(cache, [data])
     cores = os.cpu_count() or 1

@@ -1,17 +1,17 @@
-"""How equal `balance=` makes the work of hosts, what that saves, and what it takes.
+"""Measure how equal `balance=` makes the work of hosts, the time it saves, and its cost.
 
-`python -m benchmarks.balance [--steps 200]` prints three tables; only this package is needed.
+`python -m benchmarks.balance [--steps 200]` prints three tables. It needs only this package.
 
-1. The largest over the mean cost of hosts: as items come, by LPT with equal counts (which `divide` begins with), by
-   `divide`, and what no division can beat (`bound`). Means over steps; the last column is of `divide` over the bound.
-2. Step time saved: a step takes as long as its slowest host. Lengths are those of documents of the web as Barford and
-   Crovella fit them ("Generating representative web workloads", SIGMETRICS 1998: log-normal with mu = 9.357 and
-   sigma = 1.318 in bytes), at four bytes a token, cut at the context. A sample of n tokens costs a decoder
-   n + n² / 12 d (projections and MLP take 24 d² operations a token and layer, causal attention 2 n d), with d = 4,096.
-3. What planning takes on each host for each sample of the global batch: draws, costs and division.
+1. Largest over mean cost of hosts: in stream order, by LPT with equal counts (the start of `divide`), by `divide`, and
+   the lower bound for any division (`bound`). Means over steps; the last column is `divide` over the bound.
+2. Saved step time: a step takes as long as its slowest host. Lengths are those of web documents as fitted by Barford
+   and Crovella ("Generating representative web workloads", SIGMETRICS 1998: log-normal with mu = 9.357 and sigma =
+   1.318 in bytes), at four bytes per token, cut at the context. A sample of n tokens costs a decoder n + n² / 12 d
+   (projections and MLP take 24 d² operations per token and layer, causal attention 2 n d), with d = 4,096.
+3. Planning time on each host per sample of the global batch: draws, costs and division.
 
-With `--chart FILE` it asks loaders over texts of the three laws which host gets which samples of their first steps, and
-draws the largest over the mean.
+With `--chart FILE`, it reads which host gets which samples from loaders over texts of the three laws, for their first
+steps, and draws the largest over the mean.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _WIDTH = 4096
 
 
 def loads(costs: Array, parts: Array) -> Array:
-    """(steps, hosts) cost of each host's items."""
+    """Return (steps, hosts) the cost of each host's items."""
     return costs[np.arange(len(costs))[:, None, None], parts].sum(axis=2)
 
 
 def lpt(costs: Array, hosts: int) -> Array:
-    """(steps, hosts) what hosts have by LPT with equal counts, without exchange."""
+    """Return (steps, hosts) the loads of LPT with equal counts, without exchange."""
     return balance._largest_first(costs, hosts)[1]
 
 
 def bound(costs: Array, hosts: int) -> npt.NDArray[np.float64]:
-    """(steps,) what the host with most has at least, however items are divided: the larger of two bounds.
+    """Return (steps,) a lower bound of the largest load for any division: the larger of two bounds.
 
-    *Of counts.* Of the largest (k - 1)·H + j items some j hosts hold j·k or more (pigeons and their holes), and the
-    smallest items beside them. k = 1 and j = H is the mean, k = j = 1 the largest item with the smallest others.
-    *Of sizes*, for bins of any number of items: Martello and Toth's bound L2 says how many of a capacity are needed.
+    *Of counts.* Among the largest (k - 1)·H + j items, some j hosts hold j·k or more (pigeonhole principle), and the
+    smallest items in addition. k = 1 and j = H is the mean; k = j = 1 is the largest item with the smallest others. *Of
+    sizes*, for bins with any number of items: Martello and Toth's bound L2 on the number of bins of a capacity.
     """
     count, size = costs.shape[1], costs.shape[1] // hosts
     falling = -np.sort(-costs, axis=1)
@@ -65,20 +65,20 @@ def bound(costs: Array, hosts: int) -> npt.NDArray[np.float64]:
     j = np.arange(1, hosts + 1)
     for k in range(1, size + 1):
         stop, others = (k - 1) * hosts + j, j * (size - k)
-        held = before[:, stop] - before[:, stop - j * k] + before[:, -1:] - before[:, count - others]
-        least = np.maximum(least, np.where(stop <= count - others, held / j, 0).max(axis=1))
+        excess = before[:, stop] - before[:, stop - j * k] + before[:, -1:] - before[:, count - others]
+        least = np.maximum(least, np.where(stop <= count - others, excess / j, 0).max(axis=1))
     return np.array([_capacity(row, hosts, low) for row, low in zip(np.sort(costs, axis=1), least, strict=True)])
 
 
 def _capacity(costs: Array, hosts: int, low: float) -> float:
-    """The least capacity from `low` on of which L2 lets so many bins suffice; costs in ascending order."""
+    """Return the smallest capacity from `low` on for which L2 allows `hosts` bins; costs in ascending order."""
     sums = np.concatenate([[0], np.cumsum(costs)])
 
     def bins(capacity: int) -> int:
         half = int(np.searchsorted(2 * costs, capacity, side="right"))
-        alone = np.searchsorted(costs, capacity - costs[:half], side="right")  # items that none of size a fits beside
-        room = (alone - half) * capacity - (sums[alone] - sums[half])
-        more = np.maximum(0, -(-(sums[half] - sums[:half] - room) // capacity))
+        alone = np.searchsorted(costs, capacity - costs[:half], side="right")  # items that fit with none of size a
+        free = (alone - half) * capacity - (sums[alone] - sums[half])
+        more = np.maximum(0, -(-(sums[half] - sums[:half] - free) // capacity))
         return int((len(costs) - half + more).max(initial=len(costs) - half))
 
     least, most = int(low), int(sums[-1])
@@ -91,8 +91,8 @@ def _capacity(costs: Array, hosts: int, low: float) -> float:
 
 
 def equality(steps: int) -> bool:
-    """Print the first table; whether all are as equal as asked for."""
-    print(f"{'law':11s}{'hosts':>6s}{'items':>6s}{'as come':>9s}{'LPT':>7s}{'ours':>7s}{'bound':>7s} ours/bound")
+    """Print the first table; returns whether all divisions meet the target."""
+    print(f"{'law':11s}{'hosts':>6s}{'items':>6s}{'in order':>9s}{'LPT':>7s}{'ours':>7s}{'bound':>7s} ours/bound")
     fine = True
     for name, law in LAWS.items():
         for hosts, size in SHAPES:
@@ -115,7 +115,7 @@ def equality(steps: int) -> bool:
 
 def saved(steps: int) -> None:
     """Print the second table."""
-    print(f"\n{'context':>8s}{'hosts':>6s}{'items':>6s}{'as come':>9s}{'ours':>7s}{'step time saved':>17s}")
+    print(f"\n{'context':>8s}{'hosts':>6s}{'items':>6s}{'in order':>9s}{'ours':>7s}{'step time saved':>17s}")
     for context in (4096, 32768):
         for hosts, size in ((8, 8), (64, 8), (64, 32), (1000, 8)):
             tokens = np.clip(_RNG.lognormal(9.357, 1.318, (steps, hosts * size)) / 4, 1, context)
@@ -128,8 +128,8 @@ def saved(steps: int) -> None:
 
 
 def planning() -> bool:
-    """Print the third table; whether planning is as cheap as asked for."""
-    print(f"\n{'hosts':>6s}{'items':>6s}{'us a sample, division':>23s}{'all of planning':>17s}")
+    """Print the third table; returns whether planning meets the target."""
+    print(f"\n{'hosts':>6s}{'items':>6s}{'us/sample, division':>23s}{'all planning':>17s}")
     fine = True
     with tempfile.TemporaryDirectory() as folder:
         path = make_text_dataset(Path(folder) / "texts", n=20_000, shards=4)
@@ -137,9 +137,9 @@ def planning() -> bool:
             steps = max(1, (1 << 18) // (hosts * size))
             costs = LAWS["log-normal"](steps * hosts * size).reshape(steps, -1)
             began = time.perf_counter()
-            at_once = (1 << 15) // (hosts * size)
-            for first in range(0, steps, at_once):
-                balance.divide(costs[first : first + at_once], hosts)
+            steps_per_call = (1 << 15) // (hosts * size)
+            for first in range(0, steps, steps_per_call):
+                balance.divide(costs[first : first + steps_per_call], hosts)
             division = time.perf_counter() - began
             dataset = get_train_dataset(
                 path,
@@ -164,7 +164,7 @@ def planning() -> bool:
 
 
 def draw(file: str, steps: int) -> None:
-    """Draw the largest over the mean of what hosts have to do in the steps of real streams."""
+    """Draw the largest over the mean load of hosts in the steps of real streams."""
     hosts, size = SHAPES[0]
     drawn = dict[str, dict[str, float]]()
     for name, law in LAWS.items():
@@ -172,7 +172,7 @@ def draw(file: str, steps: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = texts(Path(folder), lengths)
             drawn[name] = {}
-            for way, by in (("as they come", None), ("balance=", "bytes.txt")):
+            for way, by in (("in stream order", None), ("balance=", "bytes.txt")):
                 dataset = get_train_dataset(
                     path,
                     batch_size=size,
@@ -189,10 +189,10 @@ def draw(file: str, steps: int) -> None:
                             work[record.host] += lengths[int(record.key)]
                         over.append(work.max() / work.mean())
                 drawn[name][way] = float(np.mean(over))
-                print(f"{name:11s} {way:13s} {drawn[name][way]:.3f}", flush=True)
+                print(f"{name:11s} {way:15s} {drawn[name][way]:.3f}", flush=True)
             costs = lengths.reshape(steps, -1)
-            drawn[name]["no division does better"] = float((bound(costs, hosts) / costs.sum(axis=1) * hosts).mean())
-    bars(file, f"The most laden of {hosts} hosts, {size} samples each, over the mean", drawn, least=1, digits=3)
+            drawn[name]["lower bound"] = float((bound(costs, hosts) / costs.sum(axis=1) * hosts).mean())
+    bars(file, f"Largest load of {hosts} hosts, {size} samples each, over the mean", drawn, least=1, digits=3)
 
 
 def main(steps: int = 200, chart: str = "") -> None:

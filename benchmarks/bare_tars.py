@@ -1,11 +1,11 @@
-"""Time to the first batch of tars that nobody prepared, by their number; beside prepared ones, and webdataset.
+"""Time to the first batch of unprepared tars, by their number, compared with prepared ones and webdataset.
 
     python -m benchmarks.bare_tars --shards 100,1000
 
-Each row is a process of its own: its imports do not count, opening and a batch of 64 do. webdataset (the environment
-named by ENERGON_PEER_PYTHON) shuffles the list of shards and a buffer of 1,000 samples; first is what it
-takes to fill that buffer, as its users do; then without it. Files are in the page cache, `--cold` asks the kernel to
-drop them before. Of ours, the time of processors says more where other programs run beside it.
+Each row is a separate process. Imports are not measured; opening and a batch of 64 are. webdataset (in the environment
+of ENERGON_PEER_PYTHON) shuffles the list of shards and a buffer of 1,000 samples. The first row includes filling that
+buffer, as its users do; the second has no buffer. Files are in the page cache; `--cold` asks the kernel to drop them
+first. For energon-grain, processor time is more reliable if other programs run at the same time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from benchmarks.resources import processor_s
 
 
 def ours(path: str, first: bool) -> dict[str, float]:
-    """Seconds, and those of processors, to the first batch; `first`: prepare them before."""
+    """Return wall-clock and processor seconds to the first batch; `first`: prepare before."""
     import energon_grain as eg
     from energon_grain.prepare import prepare_dataset
 
-    opened = eg.get_savable_loader, eg.get_train_dataset, eg.Stream  # imported here
+    opened = eg.get_savable_loader, eg.get_train_dataset, eg.Stream  # import now
     began, used = time.perf_counter(), processor_s()
     if first:
         prepare_dataset(path, crude=True, split_ratio={"train": 1}, sqlite=False)
@@ -40,7 +40,7 @@ def ours(path: str, first: bool) -> dict[str, float]:
 
 
 def webdataset(path: str, buffer: int) -> dict[str, float]:
-    """The same by webdataset, whose list of shards is shuffled, and so many samples; not of processors."""
+    """The same for webdataset, with shuffled shards and a shuffle buffer; without processor time."""
     import webdataset as wds
 
     began = time.perf_counter()
@@ -53,7 +53,7 @@ def webdataset(path: str, buffer: int) -> dict[str, float]:
 
 
 def write_shards(root: Path, shards: int, samples: int, image_bytes: int) -> None:
-    """Write shards of samples with an image's worth of bytes and a little JSON."""
+    """Write shards of samples with the bytes of an image and a little JSON."""
     from energon_grain.testing import write_tars
 
     image = os.urandom(image_bytes)
@@ -63,7 +63,7 @@ def write_shards(root: Path, shards: int, samples: int, image_bytes: int) -> Non
 
 
 def drop(root: Path) -> None:
-    """Ask the kernel to forget files."""
+    """Ask the kernel to drop files from the page cache."""
     for path in root.rglob("*.tar"):
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -86,7 +86,7 @@ def main(
                 if cold:
                     drop(root)
                 found = ask("bare_tars", call, python=python, path=str(root), **arguments)
-                cpu = f" ({found['cpu_s']:.2f} of processors)" if "cpu_s" in found else ""
+                cpu = f" ({found['cpu_s']:.2f} processor)" if "cpu_s" in found else ""
                 return f"{found['seconds']:.3f} s{cpu}"
 
             row: dict[str, object] = {"shards": count, "samples": count * samples}

@@ -1,12 +1,13 @@
-"""Blends whose weights are shares of tokens: what planning one takes, how exact it is, and what reading loses by it.
+"""Blends whose weights are shares of tokens: planning time, exactness, and the loss of read throughput.
 
-`python -m benchmarks.blend_by_cost [--items 1_000_000] [--samples 100_000] [--rounds 3]` prints three tables. Only this
-package is needed. With `--chart FILE` it draws the picture of the docs in place of that.
+`python -m benchmarks.blend_by_cost [--items 1_000_000] [--samples 100_000] [--rounds 3]` prints three tables. It needs
+only this package. With `--chart FILE` it instead draws the picture of the docs.
 
-1. For laws of lengths and numbers of children: nanoseconds an item, of which every host plans all, and how far the
-   worst child is off its share at the worst prefix, in parts of the largest item so far.
-2. What a host has to know far on, of the next 10^6 items of a blend of ten: from an anchor, and from the beginning.
-3. Texts read through a blend of two datasets by tokens, beside the same by samples: batches of 32, without workers.
+1. For laws of lengths and numbers of children: nanoseconds per item (every host plans all items), and the largest error
+   of the worst child at the worst prefix, relative to the largest item so far.
+2. Planning of the next 10^6 items of a blend of ten far into a stream: from an anchor, and from the beginning.
+3. Texts read through a blend of two datasets by tokens, compared with a blend by samples: batches of 32, without
+   workers.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ WEIGHTS = {2: [9, 1], 3: [5, 3, 2], 10: [1, 1, 2, 3, 5, 8, 13, 21, 34, 55], 100:
 
 
 def child(costs: Costs, positions: Costs) -> Costs:
-    """A child whose costs repeat."""
+    """Costs of a child, repeated."""
     return costs[positions % len(costs)]
 
 
 def blended(law: str, children: int) -> tuple[CostBlend, list[Costs]]:
-    """A blend, and the costs of its children."""
+    """Return a blend, and the costs of its children."""
     random = np.random.default_rng(children)
     costs = [LAWS[law](random, 20_000) for _ in range(children)]
     return CostBlend([(0, WEIGHTS[children])], [partial(child, each) for each in costs], key=1), costs
 
 
 def exactness(items: int) -> None:
-    """The first table."""
-    print("law         children  ns an item  worst error, of the largest item")
+    """Print the first table."""
+    print("law         children  ns per item  worst error / largest item")
     for law in LAWS:
         for children, weights in WEIGHTS.items():
             blend, costs = blended(law, children)
@@ -59,11 +60,11 @@ def exactness(items: int) -> None:
             for number in range(min(children, 100)):
                 own = np.cumsum(np.where(labels == number, paid, 0))
                 worst = max(worst, float((np.abs(own - total * (weights[number] / sum(weights))) / largest).max()))
-            print(f"{law:10s}  {children:8d}  {1e9 * seconds / items:10.0f}  {worst:.3f}")
+            print(f"{law:10s}  {children:8d}  {1e9 * seconds / items:11.0f}  {worst:.3f}")
 
 
 def far_on(items: int) -> None:
-    """The second table."""
+    """Print the second table."""
     blend, _ = blended("log-normal", 10)
     begin = time.perf_counter()
     blend.route(np.arange(10 * items, 11 * items))
@@ -72,12 +73,12 @@ def far_on(items: int) -> None:
     fresh.remember(blend.anchor(10 * items))
     begin = time.perf_counter()
     fresh.route(np.arange(10 * items, 11 * items))
-    print(f"\n{items:,} items behind the first {10 * items:,}: {whole:.2f} s, with a saved state's carry", end="")
+    print(f"\n{items:,} items after the first {10 * items:,}: {whole:.2f} s, from the carry of a saved state", end="")
     print(f" {time.perf_counter() - begin:.2f} s; the carry has {len(fresh.anchor(10 * items))} numbers")
 
 
 def reading(samples: int, rounds: int) -> None:
-    """The third."""
+    """Print the third table."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text_bytes in (("short", 100), ("long", 400)):
             make_text_dataset(Path(folder) / name, n=samples, shards=4, text_bytes=text_bytes)
@@ -86,7 +87,7 @@ def reading(samples: int, rounds: int) -> None:
             for unit, seen in rates.items():
                 seen.append(_rate(Path(folder), None if unit == "samples" else unit))
     by_samples, by_cost = (statistics.median(seen) for seen in rates.values())
-    print(f"\nread by samples {by_samples:,.0f} a second, by bytes {by_cost:,.0f}: {by_cost / by_samples:.3f} of it")
+    print(f"\nblended by samples {by_samples:,.0f}/s, by bytes {by_cost:,.0f}/s: ratio {by_cost / by_samples:.3f}")
 
 
 def _rate(folder: Path, unit: str | None) -> float:
@@ -116,7 +117,7 @@ def _rate(folder: Path, unit: str | None) -> float:
 
 
 def draw(file: str) -> None:
-    """Shares of three datasets of different lengths along a stream: by samples, and by tokens."""
+    """Draw the shares of three datasets of different lengths along a stream: by samples, and by tokens."""
     random = np.random.default_rng(0)
     names, weights, medians = ["short texts", "articles", "books"], [5, 3, 2], [60, 600, 3000]
     costs = [np.clip(random.lognormal(np.log(median), 0.8, 200_000), 4, 32768).astype(np.int64) for median in medians]

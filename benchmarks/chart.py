@@ -1,4 +1,4 @@
-"""Five figures of RESULTS.md as a chart: `python -m benchmarks.chart` writes docs/images/benchmark.svg again."""
+"""Draw five figures of RESULTS.md as a chart: `python -m benchmarks.chart` rewrites docs/images/benchmark.svg."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROGRAMS = {"energon-grain": ("ours", "#3949ab"), "Grain": ("grain", "#8c9eff"),
 
 @dataclass(frozen=True)
 class Panel:
-    """One figure: a column of a row of RESULTS.md, for each program that the row has."""
+    """One figure: a column of a row of RESULTS.md, for each program in the row."""
 
     row: str
     title: str
@@ -40,7 +40,7 @@ PANELS = (
 
 
 def table(results: str, row: str) -> dict[str, dict[str, str]]:
-    """The cells of a row's table in RESULTS.md, by program and heading."""
+    """Return the cells of a row's table in RESULTS.md, by program and heading."""
     section = re.search(rf"^### {re.escape(row)}\n(.*?)(?=^### |\Z)", results, re.MULTILINE | re.DOTALL)
     if section is None:
         raise SystemExit(f"RESULTS.md has no row {row!r}")
@@ -51,9 +51,9 @@ def table(results: str, row: str) -> dict[str, dict[str, str]]:
 
 
 def figures(panel: Panel, programs: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, float, float]]:
-    """Name, figure and ratio (at least 1 where ours is better) of each program; of Grain's settings, those of the best.
+    """Yield name, figure and ratio (at least 1 if energon-grain is better) of each program, with Grain's best settings.
 
-    The ratio is that of RESULTS.md, a median over pairs, where it is of this column, the first one.
+    The ratio is that of RESULTS.md, a median over pairs, if it is for this column, which is the first one.
     """
     sign = -1 if panel.better.startswith("less") else 1
     ours = _number(programs["ours"][panel.column])
@@ -72,7 +72,7 @@ def _number(cell: str) -> float:
 
 
 def chart(results: str) -> str:
-    """The picture of what RESULTS.md says."""
+    """Return the chart of RESULTS.md."""
     lines, top = [], 44
     for panel in PANELS:
         bars = list(figures(panel, table(results, panel.row)))

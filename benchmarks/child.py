@@ -1,6 +1,6 @@
-"""Measurements in processes of their own: how they are asked, `python -m benchmarks.MODULE JSON`, and answer.
+"""Measurements in separate processes: the call, `python -m benchmarks.MODULE JSON`, and its answer.
 
-What answers needs the standard library only, because it also runs in the peers' interpreter.
+The answering side needs only the standard library, because it also runs in the peers' interpreter.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ ANSWER_PREFIX = "benchmark-answer: "
 
 
 def serve(**calls: Callable[..., Mapping[str, Any]]) -> None:
-    """Run the call that the first argument names and print what it returns.
+    """Run the call named in the first argument and print its result.
 
-    The process then ends at once, worker processes first: how long a peer takes to shut down is not measured, and their
-    processor time is still counted as this process's.
+    The process then exits immediately, worker processes first. The shutdown time of a peer is not measured, but the
+    processor time of its workers counts.
     """
     arguments: dict[str, Any] = json.loads(sys.argv[1])
     answer = calls[arguments.pop("call")](**arguments)
@@ -33,7 +33,7 @@ def serve(**calls: Callable[..., Mapping[str, Any]]) -> None:
 
 
 def answer_in(output: str) -> dict[str, Any] | None:
-    """What a child has answered, by all that it printed; None: it has not."""
+    """Return the answer of a child from its output; None if there is none."""
     lines = [line for line in output.splitlines() if line.startswith(ANSWER_PREFIX)]
     return json.loads(lines[-1].removeprefix(ANSWER_PREFIX)) if lines else None
 
@@ -46,7 +46,7 @@ def ask(
     environment: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """Run a call of a module in a process of its own. Raises RuntimeError, with what it printed, if that fails."""
+    """Run a call of a module in a separate process. Raises RuntimeError, with its output, if that fails."""
     command = [python, "-m", f"benchmarks.{module}", json.dumps({"call": call, **arguments})]
     variables = {**os.environ, **(environment or {})}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
@@ -57,7 +57,7 @@ def ask(
 
 
 def program(main: Callable[..., None], **calls: Callable[..., Mapping[str, Any]]) -> None:
-    """A program by itself: options are the parameters of `main`; with JSON, as `ask` gives it, one of `calls`."""
+    """Run a program with the parameters of `main` as options; with JSON, as passed by `ask`, run one of `calls`."""
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         serve(**calls)
     import typer

@@ -1,20 +1,20 @@
-"""Clips of two seconds out of videos of ten minutes: what is read for them, and how long that takes.
+"""Clips of two seconds from videos of ten minutes: bytes read, and time.
 
     python -m benchmarks.clips                    # all files, on disk and in a bucket
     python -m benchmarks.clips mp4 mkv --clips 3
     python -m benchmarks.clips --indexed          # after `index_videos`
-    python -m benchmarks.clips mp4 --from-start 60  # and a clip there, all pictures in front of it decoded
+    python -m benchmarks.clips mp4 --from-start 60  # and a clip there, decoding all earlier frames
 
-One video of 1080p with sound (H.264, groups of 120 pictures with B-frames, 6 Mbit/s; AAC) in every container, each a
-sample of 450 MB of its own in one tar. Shapes move under the grain of a camera, so that pictures between keyframes
-have their part of the bits. "needed" are the bytes of the groups of pictures that a clip touches, with what lies
-between them, and the header: everything in front of the first group and the index, where that stands behind. In the
-bucket, a real S3 server on loopback, every answer takes 20 ms and all share a link (`--link`, megabytes a second), and
-nothing is kept from one clip to the next.
+One 1080p video with sound (H.264, groups of 120 pictures with B-frames, 6 Mbit/s; AAC) in every container. Each is a
+sample of 450 MB in one tar. Shapes move under camera grain, so pictures between keyframes use a realistic share of the
+bits. "needed" is the number of bytes in the groups of pictures that a clip touches, with everything between them, and
+the header: everything before the first group, and the index if it is at the end. The bucket is a real S3 server on
+loopback; every answer takes 20 ms, all answers share a link (`--link`, megabytes per second), and nothing is cached
+between clips.
 
-Seconds are those of the clock and, where it says so, of the processor in this process. The floor is what nobody can go
-below who gives these frames: a loop over PyAV that decodes a file in memory from the keyframe to the end of the clip,
-every picture, and scales those of the clip.
+Seconds are wall-clock time, and, if marked, processor time of this process. The floor is a lower limit for delivering
+these frames: a loop over PyAV that decodes a file in memory from the keyframe to the end of the clip, every picture,
+and scales those of the clip.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ CONTAINERS: dict[str, tuple[str, dict[str, str]]] = {
     "mp4-fragments": ("mp4", {"movflags": "frag_keyframe+empty_moov+default_base_moof+skip_trailer"}),
     "mkv-live": ("matroska", {"live": "1"}),
 }
-"""libav's format and options by the names of samples."""
+"""libav's format and options by sample name."""
 NAMES = {key: f"{key}.{key[:3]}" for key in CONTAINERS}
 
 
 def encode(path: Path) -> None:
-    """A piece of the video, with sound."""
+    """Encode a piece of the video, with sound."""
     chance = np.random.default_rng(0)
     shapes = chance.integers(30, 220, (135, 240, 3), np.uint8).repeat(16, axis=0).repeat(16, axis=1)
     grain = chance.integers(0, 12, (1080 * 2, 1920 * 2, 1), np.uint8)
@@ -75,7 +75,7 @@ def encode(path: Path) -> None:
         video.codec_context.gop_size, video.bit_rate = _GROUP, _BITS_S
         sound = out.add_stream("aac", rate=_RATE, layout="mono")
         for number in range(_PIECE_FRAMES):
-            x, y = chance.integers(0, (1920, 1080)).tolist()  # other grain in every picture, as films and sensors have
+            x, y = chance.integers(0, (1920, 1080)).tolist()  # different grain in every picture, as in film and sensors
             left, top = number % 240, number % 1080
             picture = shapes[top : top + 1080, left : left + 1920] + grain[y : y + 1080, x : x + 1920]
             frame = av.VideoFrame.from_ndarray(picture, "rgb24")
@@ -90,7 +90,7 @@ def encode(path: Path) -> None:
 
 
 def remux(piece: Path, container: str, path: Path) -> None:
-    """The piece again and again, in another container."""
+    """Write the repeated piece in another container."""
     kind, options = CONTAINERS[container]
     with av.open(path, "w", format=kind, options=options) as out:
         with av.open(piece) as source:
@@ -104,14 +104,14 @@ def remux(piece: Path, container: str, path: Path) -> None:
                     shift = round(Fraction(turn * _PIECE_FRAMES, _FPS) / packet.time_base)
                     packet.pts, packet.dts = (packet.pts or 0) + shift, packet.dts + shift
                     if packet.dts <= last[packet.stream.index]:
-                        continue  # of the sound, where a piece meets the next one
+                        continue  # sound packets at the joint of two pieces
                     last[packet.stream.index] = packet.dts
                     packet.stream = made[packet.stream.index]
                     out.mux(packet)
 
 
 def made_dataset(cache: Path) -> Path:
-    """The tar, made once."""
+    """Return the tar, made on first use."""
     root = cache / "clips-6-mbit"
     if not (root / ".nv-meta").exists():
         with tempfile.TemporaryDirectory(dir=cache) as temporary:
@@ -128,13 +128,13 @@ def made_dataset(cache: Path) -> Path:
 
 
 def decode_clip(file: BinaryIO, start_s: float) -> int:
-    """Decode the frames of a clip; how many there are."""
+    """Decode the frames of a clip and return their number."""
     (clip,), _ = AVDecoder(file).get_video_clips([(start_s, start_s + CLIP_S)], video_out_frame_size=(456, 256))
     return len(clip)
 
 
 def needed_bytes(data: bytes, start_s: float) -> tuple[int, int]:
-    """Bytes of the header, and of the groups of pictures that a clip touches."""
+    """Return the bytes of the header, and of the groups of pictures that a clip touches."""
     with av.open(io.BytesIO(data), "r") as container:
         video: Any = container.streams.video[0]
         keys = [
@@ -152,19 +152,19 @@ def needed_bytes(data: bytes, start_s: float) -> tuple[int, int]:
 
 @contextmanager
 def fresh(root: str) -> Generator[DecodeFileStore]:
-    """The data set, opened anew; of one in a bucket nothing is in the cache."""
+    """Open the data set again; for a bucket, with an empty cache."""
     with ExitStack() as stack:
         if "://" in root:
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
             use_storage(StorageSettings(cache_dir=folder))
         store = WebdatasetFileStore(root)
-        _ = store.read_or_open([next(iter(NAMES.values()))], lambda part: 1)  # looks at the shard
+        _ = store.read_or_open([next(iter(NAMES.values()))], lambda part: 1)  # opens the shard
         yield DecodeFileStore(store, decoder=SampleDecoder())
         store.close()
 
 
 def decode_bare(data: bytes, start_s: float, *, from_start: bool = False) -> None:
-    """What the clip cannot do without: its pictures, and those that they may refer to; or all in front of it."""
+    """Decode only the pictures of the clip and their references, or all pictures before it."""
     with av.open(io.BytesIO(data), "r") as container:
         video: Any = container.streams.video[0]
         video.codec_context.thread_count = 1
@@ -207,7 +207,7 @@ def measure(
                 data = videos.inner.get(name)
             _, floor_s = seconds(partial(decode_bare, data, start_s))
             rows.append((sum(needed[key, start_s]), sum(sizes), len(sizes), *clip_s, *whole_s, floor_s))
-        ratios = [read / need for need, read, *_ in rows]  # one a clip: some touch one group, some two
+        ratios = [read / need for need, read, *_ in rows]  # one per clip: some touch one group, some two
         need, read, count, clip_s, clip_cpu_s, whole_s, whole_cpu_s, floor_s = map(
             statistics.median, zip(*rows, strict=True)
         )
@@ -222,7 +222,7 @@ def measure(
 
 
 def seconds(function: Callable[[], Any]) -> tuple[float, float]:
-    """How long a call takes, by the clock and of the processor."""
+    """Return the wall-clock and processor time of a call."""
     began, began_cpu = time.perf_counter(), time.process_time()
     function()
     return time.perf_counter() - began, time.process_time() - began_cpu
@@ -230,7 +230,7 @@ def seconds(function: Callable[[], Any]) -> tuple[float, float]:
 
 @contextmanager
 def counting(remote: bool, link_bytes_s: float = math.inf) -> Generator[list[int]]:
-    """Sizes of the reads inside the block, complete at its end."""
+    """Collect the sizes of the reads inside the block; complete at its end."""
     sizes: list[int] = []
     if remote:
         server = server_here()
@@ -256,10 +256,10 @@ def main(
     containers: Annotated[list[str] | None, typer.Argument()] = None,
     clips: int = 5,
     only: Literal["disk", "bucket"] | None = None,
-    link: Annotated[float, typer.Option(help="Of the bucket, megabytes a second.")] = 100.0,
-    indexed: Annotated[bool, typer.Option("--indexed", help="Make the indices that videos lack beforehand.")] = False,
+    link: Annotated[float, typer.Option(help="Bandwidth of the bucket, in megabytes per second.")] = 100.0,
+    indexed: Annotated[bool, typer.Option("--indexed", help="First make the indexes that videos lack.")] = False,
     from_start: Annotated[
-        float | None, typer.Option(help="Time of a clip to decode from the beginning on, in seconds.")
+        float | None, typer.Option(help="Start of a clip to decode from the beginning of the video, in seconds.")
     ] = None,
     cache: Path = CACHE,
 ) -> None:
@@ -272,13 +272,13 @@ def main(
     store = WebdatasetFileStore(root)
     needed = {(key, at): needed_bytes(store.get(NAMES[key]), at) for key in keys for at in starts[key]}
     if indexed:
-        print(f"{index_videos(root)} videos lack an index, which is made beforehand")
+        print(f"made the missing indexes of {index_videos(root)} videos")
     else:
         (root / ".nv-meta" / SEEK_TABLE).unlink(missing_ok=True)
     if from_start is not None:
         data = store.get(NAMES[keys[0]])
         clock_s, cpu_s = seconds(partial(decode_bare, data, from_start, from_start=True))
-        print(f"decoded from the beginning to {from_start} s: {clock_s:.1f} s, {cpu_s:.1f} s of a processor")
+        print(f"decoded from the beginning to {from_start} s: {clock_s:.1f} s, {cpu_s:.1f} s processor time")
     if only != "bucket":
         measure(str(root), keys, starts, needed, math.inf)
     if only != "disk":

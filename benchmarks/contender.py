@@ -1,4 +1,4 @@
-"""A row of the table, the programs in it, and how one of them is measured: in a process of its own."""
+"""A row of the table, its programs, and the measurement of one of them in a separate process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TIMEOUT_S = 300
 class Contender:
     """A call of a module in one of the two interpreters.
 
-    `name` is unique in its row; names of one family share the text before the first colon ("grain: 2 processes").
+    `name` is unique in its row. Names of one family share the text before the first colon ("grain: 2 processes").
     """
 
     name: str
@@ -38,19 +38,19 @@ class Contender:
 
     @property
     def family(self) -> str:
-        """Whose program this is."""
+        """The library of this program."""
         return self.name.partition(":")[0]
 
     def available(self) -> bool:
-        """Whether this can be measured here at all."""
+        """Return whether this can be measured on this machine."""
         return not self.in_peer_python or peer_python() is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A bound on `ours / other` of a metric, pair by pair; without `against`, on the metric itself.
+    """A limit on `ours / other` of a metric, for each pair; without `against`, on the metric itself.
 
-    `against` names a contender, or a family: then the one of it with the best median counts.
+    `against` names a contender or a family; for a family, its best median counts.
     """
 
     metric: str
@@ -59,13 +59,13 @@ class Target:
     against: str | None = None
 
     def met(self, value: float) -> bool:
-        """Whether a measured value keeps the bound."""
+        """Return whether a measured value meets the limit."""
         return value >= self.bound if self.sense == "at least" else value <= self.bound
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """Contenders measured in turns; the first is ours. `served` names the data set that lies in a bucket meanwhile."""
+    """Contenders measured alternately; the first is ours. `served` names the data set that is served from a bucket."""
 
     name: str
     title: str
@@ -77,20 +77,20 @@ class Row:
 
 
 class MeasurementFailedError(RuntimeError):
-    """A contender's process failed; the message holds the end of what it printed."""
+    """A contender's process failed; the message contains the end of its output."""
 
 
 def measure(
     contender: Contender, *, folder: Path = REPO, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Run a contender once, of the `benchmarks` in `folder`.
+    """Run a contender once, from the `benchmarks` in `folder`.
 
-    Adds `other_cores`: how many cores the rest of the machine used meanwhile.
+    Adds `other_cores`: the number of cores used by the rest of the machine.
 
     Args:
-        contender: What to run.
-        folder: Where to run it.
-        environment: Variables of its process; None: those of this one.
+        contender: Contender to run.
+        folder: Working directory.
+        environment: Variables of its process; None: those of this process.
     """
     interpreter = str(peer_python()) if contender.in_peer_python else sys.executable
     command = [interpreter, "-W", "ignore", "-m", f"benchmarks.{contender.module}"]
@@ -108,7 +108,7 @@ def measure(
 
 
 def _run_group(command: Sequence[str], folder: Path, environment: Mapping[str, str] | None) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a process; whatever it leaves behind (orphaned workers) is killed with it."""
+    """Return exit code, stdout and stderr of a process; remaining processes (orphaned workers) are killed with it."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
             command, stdout=output, stderr=errors, cwd=folder, env=environment, start_new_session=True
@@ -125,7 +125,7 @@ def _run_group(command: Sequence[str], folder: Path, environment: Mapping[str, s
 
 
 def _busy_seconds() -> float:
-    """Processor seconds that all processes of the machine used since it started."""
+    """Return the processor seconds of all processes since the machine started."""
     fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     user, nice, system, _, _, irq, softirq, steal = fields[:8]
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""What the samples of the data sets hold, the same bytes for the same seed, and shards of them."""
+"""Contents of the samples of the data sets, the same bytes for the same seed, and shards of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sample = tuple[str, Mapping[str, bytes]]
 
 @cache
 def _prose(length_bytes: int) -> bytes:
-    """Made-up words with a natural spread of frequencies, so that compressors find text-like redundancy."""
+    """Return made-up words with a natural frequency distribution, so that compressors find text-like redundancy."""
     rng = np.random.default_rng(1)
     letters = np.frombuffer(b"etaoinshrdlucmfwypvbgk", np.uint8)
     words = [bytes(rng.choice(letters, size)) for size in rng.integers(2, 10, 5000)]
@@ -25,7 +25,7 @@ def _prose(length_bytes: int) -> bytes:
 
 
 def prose() -> bytes:
-    """What `text` is cut from."""
+    """Return the source of `text`."""
     return _prose(1 << 22)
 
 
@@ -142,9 +142,10 @@ def _member(name: str, data: bytes) -> bytes:
 
 
 def write_shard(path: Path, samples: Iterable[Sample]) -> None:
-    """Write samples as one plain ustar file, at about 2 µs a member: a million of them take seconds.
+    """Write samples as one plain ustar file, in about 2 µs per member: a million members take seconds.
 
-    Only what the data sets need: regular files with names of at most 100 ASCII bytes, all with the same owner and time.
+    Supports only the features of the data sets: regular files with names of at most 100 ASCII bytes, the same owner and
+    time.
     """
     written = 0
     with path.open("wb", buffering=1 << 20) as file:

@@ -1,9 +1,9 @@
-"""What counting for `loader.stats()` costs: the same steps with and without it, in turns in one process.
+"""Cost of counting for `loader.stats()`: the same steps with and without it, alternating in one process.
 
 `python -m benchmarks.counting` prints, for single samples, batches of one and batches of 16, without workers and with
-one, the median ratio of processor time of many interleaved pairs of runs, and as a control that of pairs without it.
-Without counting, a stream neither looks at the clock nor adds anything up where it hands over a step; what chunks take
-is counted in both.
+one, the median ratio of processor time of many interleaved pairs of runs, and as a control the ratio of pairs without
+counting. Without counting, a stream neither reads the clock nor adds anything up when it delivers a step. The time of
+chunks is counted in both.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from energon_grain.storage.cancellation import cancelled_by
 from energon_grain.testing import make_text_dataset
 
 TARGET = 1.01
-"""A hundredth of the time of a step."""
+"""At most a hundredth of the time of a step."""
 
 
 class Uncounted(Stream):
-    """Hands over the same steps, and counts none."""
+    """Delivers the same steps without counting."""
 
     def __next__(self) -> Any:
         self._require_here("go on")
@@ -51,13 +51,13 @@ class Uncounted(Stream):
 
 
 def cpu_ns(stream: Stream, way: type[Stream], steps: int) -> int:
-    """Processor time of some steps, taken in one way or the other.
+    """Return the processor time of some steps, with or without counting.
 
-    It is one class and one object all the time: two objects would differ in where their memory lies.
+    Class and object stay the same: two objects would differ in their memory locations.
     """
     for name, function in WAYS[way].items():
         setattr(Stream, name, function)
-    for _ in range(WARM_STEPS):  # until the interpreter knows the functions
+    for _ in range(WARM_STEPS):  # until the interpreter has specialised the functions
         next(stream)
     began = time.process_time_ns()
     for _ in range(steps):
@@ -70,7 +70,7 @@ WARM_STEPS = 100
 
 
 def ratio(path: Path, batch_size: int | None, workers: int, pairs: int, steps: int) -> tuple[float, float, float]:
-    """Median of (with counting / without), of (without / without), and microseconds a step without."""
+    """Return the medians of (with / without counting), (without / without), and microseconds per step without."""
     dataset = get_train_dataset(
         path,
         worker_config=WorkerConfig(0, 1, workers),
@@ -86,10 +86,10 @@ def ratio(path: Path, batch_size: int | None, workers: int, pairs: int, steps: i
         for pair in range(pairs):
             kinds = (Stream, Uncounted, Uncounted) if pair % 2 else (Uncounted, Uncounted, Stream)
             spent = [cpu_ns(stream, kind, steps) for kind in kinds]
-            with_it, beside, other = spent if pair % 2 else spent[::-1]
-            counted.append(with_it / beside)
-            control.append(other / beside)
-            plain.append(beside)
+            measured, baseline, other = spent if pair % 2 else spent[::-1]
+            counted.append(measured / baseline)
+            control.append(other / baseline)
+            plain.append(baseline)
     return statistics.median(counted), statistics.median(control), statistics.median(plain) / steps / 1e3
 
 
@@ -102,7 +102,7 @@ def main(pairs: int = 300, steps: int = 1000) -> None:
                 found, control, step_us = ratio(path, batch_size, workers, pairs, steps)
                 what = "single samples" if batch_size is None else f"batches of {batch_size}"
                 print(
-                    f"{what}, {workers} workers: {found:.4f}, without twice {control:.4f} ({step_us:.2f} µs a step)",
+                    f"{what}, {workers} workers: {found:.4f}, control {control:.4f} ({step_us:.2f} µs per step)",
                     flush=True,
                 )
                 worst = max(worst, found)

@@ -1,16 +1,16 @@
 """The data sets, written once into a cache folder: `python -m benchmarks.datasets CACHE`.
 
 CACHE/NAME/shard_000000.tar …    the shards
-CACHE/NAME/.nv-meta/             prepared (by Megatron-Energon where it is installed, so that nobody can say that
-                                 we favoured our own reader; by energon-grain else)
+CACHE/NAME/.nv-meta/             prepared by Megatron-Energon if installed, to rule out a preparation that favours
+                                 this library's reader; otherwise by energon-grain
 CACHE/NAME-crude/                hard links to the same shards, prepared as a crude data set
-CACHE/NAME-records/              the same samples in ArrayRecord files, as `energon-grain convert` writes them
+CACHE/NAME-records/              the same samples in ArrayRecord files, written by `energon-grain convert`
 CACHE/NAME.PEER/                 the same samples in a peer's own format
-CACHE/MIXTURE/leaf_000/ …        data sets that a mixture's samples are dealt to, prepared
-CACHE/MIXTURE/blend.yaml         a blend of them, weights all equal
-CACHE/JOIN/first/                hard links to the first data set of a join, index and all
+CACHE/MIXTURE/leaf_000/ …        data sets with the samples of a mixture, prepared
+CACHE/MIXTURE/blend.yaml         a blend of them with equal weights
+CACHE/JOIN/first/                hard links to the first data set of a join, with its index
 CACHE/JOIN/second/               a second one with the keys of the first, prepared
-CACHE/JOIN/ours.yaml             the join, as energon-grain is told to make samples of its rows
+CACHE/JOIN/ours.yaml             the join, with the joiner for energon-grain
 CACHE/JOIN/energon.yaml          the same for Megatron-Energon
 """
 
@@ -40,7 +40,7 @@ REPO = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSet:
-    """One kind of samples: how many in how many shards, and how a loader is told to read them."""
+    """One kind of samples, the numbers of samples and shards, and how loaders read them."""
 
     name: str
     contents: Callable[[int, int], Iterator[contents.Sample]]
@@ -122,13 +122,13 @@ DATA_SETS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mixture:
-    """The samples of `data`, dealt to `leaves` data sets."""
+    """The samples of `data`, distributed over `leaves` data sets."""
 
     name: str
     data: DataSet
     leaves: int
     shards_per_leaf: int
-    by_energon: bool  # who prepares: where Energon reads it too, Energon, as in `datasets.py`
+    by_energon: bool  # prepared by Energon, because Energon reads it too
     alike: bool = False  # all leaves are copies of the first one
 
 
@@ -144,7 +144,7 @@ MIXTURES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TwoWayJoin:
-    """The samples of `data` joined with as many others of the same kind, in `shards` shards."""
+    """The samples of `data` joined with the same number of others of the same kind, in `shards` shards."""
 
     name: str
     data: DataSet
@@ -163,12 +163,12 @@ JOINS = {
 
 
 def shards(folder: Path) -> list[Path]:
-    """The tar files of a data set, in order."""
+    """Return the tar files of a data set, in order."""
     return sorted(folder.glob("shard_*.tar"))
 
 
 def build(cache: Path, names: Iterable[str] = tuple(DATA_SETS)) -> None:
-    """Write the data sets, mixtures and joins of these names that are missing; what is complete is kept."""
+    """Write the missing data sets, mixtures and joins of these names; complete ones are kept."""
     for name in names:
         if name in MIXTURES:
             once(cache / name, f"{name}: mixture", partial(write_mixture, cache / name, MIXTURES[name]))
@@ -196,7 +196,7 @@ def build(cache: Path, names: Iterable[str] = tuple(DATA_SETS)) -> None:
 
 
 def link(folder: Path, target: Path) -> None:
-    """Make `target` a folder with hard links to the shards of `folder`: the same pages in the cache, no index."""
+    """Make `target` a folder with hard links to the shards of `folder`: the same cached pages, without an index."""
     target.mkdir(parents=True, exist_ok=True)
     for shard in shards(folder):
         os.link(shard, target / shard.name)
@@ -207,10 +207,10 @@ def _as_records(folder: Path, target: Path) -> None:
 
 
 def prepare(folder: Path, data: DataSet | None) -> None:
-    """Index a folder of shards non-interactively, everything in the split part `train`; None: as a crude set."""
+    """Index a folder of shards non-interactively, with everything in the split part `train`; None: as a crude set."""
     program = energon_program() if peer_python() else OURS
     subprocess.run([*program, "prepare", *prepare_options(data), str(folder)], check=True, cwd=REPO, stdout=sys.stderr)
-    # Ours builds its columnar index when it first meets a dataset that Energon prepared: not during a measurement.
+    # energon-grain builds its columnar index on first use of a dataset prepared by Energon: not during a measurement.
     subprocess.run([*OURS, "info", str(folder)], check=True, cwd=REPO, stdout=sys.stderr)
 
 
@@ -218,7 +218,7 @@ OURS = [sys.executable, "-c", "from energon_grain.cli import main; main()"]
 
 
 def prepare_options(data: DataSet | None) -> list[str]:
-    """Flags that `energon prepare` and `energon-grain prepare` share."""
+    """Return the options shared by `energon prepare` and `energon-grain prepare`."""
     options = ["--non-interactive", "--force-overwrite", "--split-ratio", "1,0,0", "--num-workers", str(os.cpu_count())]
     if data is None or data.field_map is None:
         return [*options, "--sample-type", "CrudeWebdataset"]
@@ -226,7 +226,7 @@ def prepare_options(data: DataSet | None) -> list[str]:
 
 
 def once(target: Path, title: str, make: Callable[[], None]) -> None:
-    """Make `target` unless it was made completely before."""
+    """Make `target` unless it is complete."""
     done = target.parent / f".done-{target.name.lstrip('.')}"
     if done.exists() and target.exists():
         return
@@ -243,7 +243,7 @@ def _write_tars(folder: Path, data: DataSet) -> None:
 
 
 def _bounds(data: DataSet, shards: int) -> list[tuple[int, int]]:
-    """First sample of each of so many shards, and the first one behind it."""
+    """Return the first sample of each shard, and one past its last."""
     return list(itertools.pairwise(data.samples * shard // shards for shard in range(shards + 1)))
 
 
@@ -254,7 +254,7 @@ def _convert(folder: Path, target: Path, peer: str, option: str) -> None:
 
 
 def write_mixture(folder: Path, mixture: Mixture) -> None:
-    """Write shards, indices and the metadataset."""
+    """Write shards, indexes and the metadataset."""
     data, leaves = mixture.data, mixture.leaves
     bounds = _bounds(data, leaves * mixture.shards_per_leaf)
     for leaf in range(leaves):
@@ -278,7 +278,7 @@ def write_mixture(folder: Path, mixture: Mixture) -> None:
 
 
 def write_join(folder: Path, join: TwoWayJoin) -> None:
-    """Write the second data set and the metadatasets, and prepare both; the first data set must have been built."""
+    """Write the second data set and the metadatasets, and prepare both; the first data set must exist."""
     data, second = join.data, folder / "second"
     second.mkdir(parents=True)
     shutil.copytree(folder.parent / data.name, folder / "first", copy_function=os.link)
@@ -292,7 +292,7 @@ def write_join(folder: Path, join: TwoWayJoin) -> None:
 
 
 def prepare_joins(folder: Path) -> None:
-    """Write the join once for each program, which differ in the module of the joiner alone, and have it prepared."""
+    """Write the join for each program, which differ only in the joiner's module, and prepare it."""
     programs = [(OURS_YAML, "benchmarks.ours", OURS)]
     if peer_python():
         programs.append((ENERGON_YAML, "benchmarks.peers.energon", energon_program()))
@@ -305,7 +305,7 @@ def prepare_joins(folder: Path) -> None:
 
 
 def _renumbered(data: DataSet, begin: int, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Samples of `data` under the keys of others."""
+    """Yield samples of `data` under the keys of others."""
     samples = data.contents(begin, begin + len(numbers))
     for number, (_, parts) in zip(numbers.tolist(), samples, strict=True):
         yield f"{number:09d}", dict(parts)

@@ -1,8 +1,8 @@
-"""What the machine and the bare interpreter can do: reads of the same byte ranges, decodes of the same bytes.
+"""Limits of the machine and the bare interpreter: reads of the same byte ranges, decodes of the same bytes.
 
-No sample objects, no order beyond one shuffled list, no state, no error handling. What is read is the range of a
-whole sample in its tar (headers included), as `.tar.idx` gives it. As with a loader, a batch of 32 lives until the
-next one is there; `keep=False` drops each sample at once, which lets malloc hand out the same pages again.
+No sample objects, no order beyond one shuffled list, no state, no error handling. Each read is the range of a whole
+sample in its tar (with headers), from `.tar.idx`. As in a loader, a batch of 32 stays in memory until the next one is
+ready; `keep=False` drops each sample immediately, so malloc reuses the same pages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _batches(folder: str) -> Iterator[list[_Range]]:
 
 
 def pread(folder: str, warmup_s: float, seconds: float, keep: bool = True) -> dict[str, Any]:
-    """A shuffled loop of `os.pread`, each sample into fresh bytes; without `keep` each is dropped at once."""
+    """A shuffled loop of `os.pread`, each sample into fresh bytes; without `keep`, each is dropped immediately."""
     read = os.pread
 
     def make() -> Iterator[list[Any]]:
@@ -73,9 +73,9 @@ def _weigh(batch: list[Any]) -> tuple[int, int]:
 
 
 def jpeg(folder: str, warmup_s: float, seconds: float, decoder: str = "simplejpeg", threads: int = 1) -> dict[str, Any]:
-    """A bare loop of what energon-grain (`simplejpeg`) or its peers (`pillow`) decode JPEGs by, on `threads`.
+    """A bare loop of the JPEG decoders of energon-grain (`simplejpeg`) or its peers (`pillow`), on `threads`.
 
-    `pillow-256` resizes to 256 x 256, too.
+    `pillow-256` also resizes to 256 x 256.
     """
     decode = _DECODERS[decoder]()
     payloads = [sample["jpg"] for shard in sorted(Path(folder).glob("*.tar")) for sample in tar_samples(str(shard))]

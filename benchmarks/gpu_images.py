@@ -1,10 +1,10 @@
-"""How fast `SampleDecoder(image_decoder="nvimgcodec")` is, and how little its pixels differ, on a machine with a GPU.
+"""Speed and pixel differences of `SampleDecoder(image_decoder="nvimgcodec")`, on a machine with a GPU.
 
-`python -m benchmarks.gpu_images [--threads 2] [--batch-size 64] [--seconds 5] [--least 5000]` decodes JPEGs of
-512 x 512 (quality 90, smooth and grainy pictures that it draws) in batches, by each decoder in turn, with as many
-threads as cores are to be counted. It prints images a second of wall clock, milliseconds of the CPU an image, and PSNR
-against Pillow. Bind it to two cores (`taskset -c 0,1`) to repeat the target. It exits with 1 where nvImageCodec decodes
-fewer images a second than `--least`, and says so where it found no GPU.
+`python -m benchmarks.gpu_images [--threads 2] [--batch-size 64] [--seconds 5] [--least 5000]` decodes JPEGs of 512 x
+512 (quality 90, smooth and grainy pictures that it draws) in batches, with each decoder in turn. `--threads` is the
+number of cores to count. It prints images per second of wall-clock time, CPU milliseconds per image, and PSNR against
+Pillow. Pin it to two cores (`taskset -c 0,1`) to repeat the target. It exits with 1 if nvImageCodec decodes fewer
+images per second than `--least`, and reports a missing GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PICTURES = 16
 
 
 def draw(seed: int) -> bytes:
-    """A JPEG of slopes with grain, about as large as a photograph's."""
+    """Return a JPEG of gradients with grain, about the size of a photograph's."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8)).resize((SIDE, SIDE))
     pixels = np.asarray(coarse, np.float32) + rng.normal(0, 6, (SIDE, SIDE, 1))
@@ -37,7 +37,7 @@ def draw(seed: int) -> bytes:
 
 
 def speed(decoder: SampleDecoder, column: list[bytes], threads: int, seconds: float) -> tuple[float, float]:
-    """Images a second, and milliseconds of the CPU an image."""
+    """Return images per second, and CPU milliseconds per image."""
     end = float("inf")
 
     def work(_: int) -> int:
@@ -48,7 +48,7 @@ def speed(decoder: SampleDecoder, column: list[bytes], threads: int, seconds: fl
         return batches * len(column)
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda _: decoder.decode_column("jpg", column), range(threads)))  # each thread's decoder is made
+        list(pool.map(lambda _: decoder.decode_column("jpg", column), range(threads)))  # makes each thread's decoder
         began, worked = time.perf_counter(), time.process_time()
         end = began + seconds
         images = sum(pool.map(work, range(threads)))
@@ -57,7 +57,7 @@ def speed(decoder: SampleDecoder, column: list[bytes], threads: int, seconds: fl
 
 
 def psnr(images: list[Any], expected: list[Any]) -> float:
-    """In dB, of the image that differs most."""
+    """Return the PSNR of the image that differs most, in dB."""
     errors = [float(np.mean((np.asarray(a, float) - b) ** 2)) for a, b in zip(images, expected, strict=True)]
     return float(10 * np.log10(255**2 / max(errors))) if max(errors) else float("inf")
 
@@ -78,7 +78,7 @@ def main(threads: int = 2, batch_size: int = 64, seconds: float = 5.0, least: fl
     column = [files[place % PICTURES] for place in range(batch_size)]
     expected = SampleDecoder(image_decode="rgb8").decode_column("jpg", files)
     print(f"{SIDE} x {SIDE}, {sum(map(len, files)) / PICTURES / 1000:.0f} kB, {threads} threads")
-    print("| decoder | images/s | CPU ms an image | least PSNR, dB |")
+    print("| decoder | images/s | CPU ms/image | lowest PSNR, dB |")
     rate = 0.0
     for name in ("pillow", "nvimgcodec"):
         decoder = SampleDecoder(image_decode="rgb8", image_decoder=name)

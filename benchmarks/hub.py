@@ -1,10 +1,10 @@
-"""Streaming from the Hub: ours against Hugging Face `datasets` and LitData, on the same files of a Hub on loopback.
+"""Streaming from the Hub: energon-grain, Hugging Face `datasets` and LitData, on the same files of a local Hub.
 
 `python -m benchmarks.hub [--peer PYTHON]`, where PYTHON has `datasets`, and LitData with Polars. Each contender is a
-process of its own, with an empty cache, and goes through all samples once; samples a second are those after the first
-batch. Lines of JSON come first (shuffled within a buffer of 1,000 by `datasets`, and in blocks of 100 here), then rows
-of Parquet, which alone LitData reads from the Hub (by an index that it makes first), then prepared tars. Requests are
-those of the Hub, which it limits, and of the content network.
+separate process with an empty cache, and reads all samples once; samples per second are those after the first batch.
+The order is: lines of JSON (shuffled within a buffer of 1,000 by `datasets`, and in blocks of 100 by energon-grain);
+rows of Parquet, the only format that LitData reads from the Hub (with an index that it makes first); prepared tars.
+Requests are counted for the Hub, which limits them, and for the content network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LINES, LINE_FILES, ROWS, TARS, BLOB_BYTES = 200_000, 8, 96_000, 32, 50_000
 
 
 def ours(kind: str, paths: list[str]) -> Iterator[int]:
-    """How many samples each batch has; without end."""
+    """Yield the number of samples of each batch; endless."""
     from energon_grain import Stream, WorkerConfig, get_train_dataset
 
     parts = [{"path": path} for path in paths]
@@ -40,7 +40,7 @@ def ours(kind: str, paths: list[str]) -> Iterator[int]:
 
 
 def datasets(kind: str, paths: list[str]) -> Iterator[int]:
-    """The same by Hugging Face's `datasets`, once."""
+    """The same with Hugging Face's `datasets`, once."""
     from datasets import load_dataset
 
     form = {"lines": "json", "rows": "parquet", "tars": "webdataset"}[kind]
@@ -50,7 +50,7 @@ def datasets(kind: str, paths: list[str]) -> Iterator[int]:
 
 
 def litdata(kind: str, paths: list[str]) -> Iterator[int]:
-    """The same by LitData, once."""
+    """The same with LitData, once."""
     from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming.item_loader import ParquetLoader
 
@@ -59,7 +59,7 @@ def litdata(kind: str, paths: list[str]) -> Iterator[int]:
 
 
 def once(name: str, kind: str, paths: list[str]) -> dict[str, float]:
-    """Go through all samples: how many, and seconds to the first batch and to the last."""
+    """Read all samples; returns their number, and seconds to the first and last batch."""
     wanted = {"lines": LINES, "rows": ROWS, "tars": TARS * 250}[kind]
     began, samples, first = time.perf_counter(), 0, 0.0
     for count in {"ours": ours, "datasets": datasets, "litdata": litdata}[name](kind, paths):
@@ -71,7 +71,7 @@ def once(name: str, kind: str, paths: list[str]) -> dict[str, float]:
 
 
 def write(folder: Path) -> None:
-    """Lines of some 200 bytes, and tars with blobs that do not compress."""
+    """Write lines of about 200 bytes, and tars with incompressible blobs."""
     import pyarrow
     import pyarrow.parquet
 
@@ -94,7 +94,7 @@ def write(folder: Path) -> None:
 
 
 def measured(python: str, endpoint: str, **arguments: Any) -> dict[str, Any]:
-    """Run it with an empty cache; `error` where it fails."""
+    """Run it with an empty cache; `error` if it fails."""
     with tempfile.TemporaryDirectory() as empty:
         own = {"HF_ENDPOINT": endpoint, "XDG_CACHE_HOME": empty, "HF_HOME": empty, "HOME": empty}
         try:
@@ -136,7 +136,7 @@ def main(peer: str = "", rounds: int = 2) -> None:
                 rate = (found["samples"] - 100) / (found["all_s"] - found["first_s"])
                 print(
                     f"{kind:5} {name:8} {rate:9,.0f} samples/s, first batch after {found['first_s']:.2f} s, "
-                    f"{requests['hub']} requests to the Hub, {requests['cdn']} elsewhere",
+                    f"{requests['hub']} requests to the Hub, {requests['cdn']} to the content network",
                     flush=True,
                 )
         server.stdin.close()

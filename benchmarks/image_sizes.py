@@ -1,10 +1,10 @@
-"""What `SampleDecoder(image_size=…)` gains over decoding whole JPEGs and resizing them, and how little differs.
+"""Speedup of `SampleDecoder(image_size=…)` over decoding whole JPEGs and resizing them, and the pixel differences.
 
-`python -m benchmarks.image_sizes` prints two tables, over the photographs that scikit-image and scikit-learn bring
-along (`pip install --group demo`), saved as JPEG of quality 90. *PSNR* compares, at several fractions of their
-sides, what the decoder gives with resizing the whole picture by the same filter of Pillow's. *Speed* is that of a
-picture of 1024 x 1024 made of four photographs, to 256 x 256, against both Pillow alone and our decoder with Pillow's
-resizing behind it; in turns, medians of the ratios of each turn. It exits with 1 if a target is missed.
+`python -m benchmarks.image_sizes` prints two tables, for the photographs included in scikit-image and scikit-learn
+(`pip install --group demo`), saved as JPEG of quality 90. *PSNR* compares the decoder, at several fractions of the
+sides, with resizing the whole picture by the same Pillow filter. *Speed* is measured for a picture of 1024 x 1024 made
+from four photographs, resized to 256 x 256, against Pillow alone and against this decoder with Pillow's resizing:
+alternating, medians of the ratios of each turn. It exits with 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST_DB = 31.0
 
 
 def photographs() -> dict[str, Image.Image]:
-    """Colour photographs by name."""
+    """Return colour photographs by name."""
     folder = Path(skimage.__file__).parent / "data"
     names = ("astronaut.png", "chelsea.png", "coffee.png", "ihc.png", "motorcycle_left.png")
     paths = [folder / name for name in (*names, "hubble_deep_field.jpg", "retina.jpg", "rocket.jpg")]
@@ -42,14 +42,14 @@ def photographs() -> dict[str, Image.Image]:
 
 
 def jpeg(image: Image.Image) -> bytes:
-    """A file of quality 90."""
+    """Return a JPEG of quality 90."""
     file = io.BytesIO()
     image.save(file, "JPEG", quality=90)
     return file.getvalue()
 
 
 def psnr(data: bytes, fraction: int, filter: ImageFilter) -> float:
-    """Of a picture at a fraction of its size, against resizing the whole."""
+    """Return the PSNR of a picture at a fraction of its size, against resizing the whole."""
     whole = Image.open(io.BytesIO(data)).convert("RGB")
     wide, tall = whole.width // fraction, whole.height // fraction
     expected = np.asarray(whole.resize((wide, tall), Image.Resampling[filter.upper()]), float)
@@ -58,7 +58,7 @@ def psnr(data: bytes, fraction: int, filter: ImageFilter) -> float:
 
 
 def large(photographs: dict[str, Image.Image]) -> bytes:
-    """Four photographs in one of 1024 x 1024."""
+    """Return four photographs in one of 1024 x 1024."""
     whole = Image.new("RGB", (1024, 1024))
     for number, name in enumerate(("astronaut", "chelsea", "flower", "motorcycle_left")):
         photograph = photographs[name]
@@ -68,7 +68,7 @@ def large(photographs: dict[str, Image.Image]) -> bytes:
 
 
 def ratios(data: bytes, filter: ImageFilter) -> tuple[float, float, float]:
-    """Milliseconds of the decoder, and how many times that Pillow takes, and our decoder with Pillow behind it."""
+    """Return milliseconds of the decoder, and the ratios of Pillow and of the decoder with Pillow's resizing."""
     resample = Image.Resampling[filter.upper()]
     ours = SampleDecoder(image_decode="rgb8", image_size=256, image_filter=filter)
     whole = SampleDecoder(image_decode="rgb8")
@@ -104,8 +104,8 @@ def main() -> None:
             least = min(least, min(values)) if filter == "bicubic" else least
         print(f"| {filter} | " + " | ".join(row) + " |")
     data = large(pictures)
-    print(f"\n1024 x 1024 in {len(data) / 1000:.0f} kB to 256 x 256: milliseconds; times faster than Pillow, and than")
-    print("our decoder with Pillow's resizing")
+    print(f"\n1024 x 1024 in {len(data) / 1000:.0f} kB to 256 x 256: milliseconds; speedup over Pillow, and over")
+    print("this decoder with Pillow's resizing")
     slowest = float("inf")
     for filter in FILTERS:
         milliseconds, pillow, own = ratios(data, filter)

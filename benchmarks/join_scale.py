@@ -1,8 +1,8 @@
-"""How much memory sorting and joining the keys of large datasets takes: columnar indices are made up, without tars.
+"""Memory for sorting and joining the keys of large datasets, with synthetic columnar indexes without tars.
 
     python -m benchmarks.join_scale --keys 1e6,1e7,1e8 --order shuffled
 
-Each step runs in a process of its own, whose highest resident memory is printed. 100 million keys take 25 GB of disk.
+Each step runs in a separate process and prints its highest resident memory. 100 million keys need 25 GB of disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHARD_SAMPLES = 250_000
 
 
 def make_index(root: Path, keys: int, order: str, seed: int) -> None:
-    """Write what `prepare` would write for `keys` samples of one 1,000-byte part; sorting the keys is part of it."""
+    """Write the index that `prepare` writes for `keys` samples of one 1,000-byte part, including the sorted keys."""
     from energon_grain.formats.columnar_header import columnar_folder
     from energon_grain.formats.nv_meta import DatasetInfo, write_info, write_uuid
     from energon_grain.formats.splits import SplitConfig, write_split_config
@@ -68,7 +68,7 @@ def _scans(keys: int, order: str, seed: int) -> Iterator[ShardScan]:
 
 
 def step(folder: str, name: str, keys: int, order: str, memory_mb: int) -> dict[str, float]:
-    """Make one of the two indices in a folder, or join them; seconds, and the highest resident memory in MiB."""
+    """Make one of the two indexes in a folder, or join them. Returns seconds and the highest resident memory in MiB."""
     from energon_grain.kinds.joins.build import build_join
     from energon_grain.kinds.joins.members import JoinedDataset
 
@@ -91,8 +91,8 @@ def main(
     for count in map(int, map(float, keys.split(","))):
         with tempfile.TemporaryDirectory(prefix="join-scale-", dir=scratch) as folder:
             for name in ("primary", "other", "join"):
-                told = {"folder": folder, "name": name, "keys": count, "order": order, "memory_mb": memory_mb}
-                found = ask("join_scale", "step", **told)
+                arguments = {"folder": folder, "name": name, "keys": count, "order": order, "memory_mb": memory_mb}
+                found = ask("join_scale", "step", **arguments)
                 print(f"{count:>12,} keys {name:8} {found['seconds']:8.1f} s {found['peak_mb']:8.0f} MiB", flush=True)
 
 

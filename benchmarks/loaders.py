@@ -1,7 +1,7 @@
-"""What is measured of a loader, the same code for energon-grain and for Megatron-Energon.
+"""Measurements of a loader, with the same code for energon-grain and for Megatron-Energon.
 
 `programs` names the module that builds the loaders: `benchmarks.ours` or `benchmarks.peers.energon`. It is imported
-before any clock starts.
+before the clock starts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def throughput(
     blocks: bool = True,
     metadataset: str = "",
 ) -> dict[str, Any]:
-    """Steady rate of a program over a data set, or over the file `metadataset` in a folder of data sets."""
+    """Measure the steady rate of a program over a data set, or over the file `metadataset` in a folder of data sets."""
     module = importlib.import_module(programs)
 
     def make() -> Iterator[Any]:
@@ -39,7 +39,7 @@ def throughput(
 
 
 def first_batch(programs: str, folder: str, batches: int = 200, metadataset: str = "") -> dict[str, Any]:
-    """Time from the imports to the first batch; memory and open files beyond the imports after some more batches."""
+    """Measure the time from imports to the first batch, and memory and open files beyond imports after more batches."""
     module = importlib.import_module(programs)
     memory_before, files_before = resident_mb(), open_files()
     started = time.perf_counter()
@@ -59,7 +59,7 @@ def first_batch(programs: str, folder: str, batches: int = 200, metadataset: str
 
 
 def import_time(modules: Sequence[str]) -> dict[str, Any]:
-    """Seconds that importing some modules takes in a fresh interpreter."""
+    """Measure the seconds to import modules in a fresh interpreter."""
     started = time.perf_counter()
     for module in modules:
         importlib.import_module(module)
@@ -71,7 +71,7 @@ def resume(
 ) -> dict[str, Any]:
     """Read `batches`, save, restore into a new loader, and wait for its first batch.
 
-    `restore_s` starts when the new loader has been built. `exact`: that batch is the one that the first loader gives.
+    `restore_s` starts when the new loader has been built. `exact`: the batch equals the next one of the first loader.
     """
     module = importlib.import_module(programs)
     options = {"shuffle_buffer": shuffle_buffer, "savable": True}

@@ -1,4 +1,4 @@
-"""What the figures were measured on, and where the peers live: an interpreter of their own, so that pins never meet."""
+"""The machine of the measurements, and the peers' separate interpreter, which avoids conflicting versions."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _LIST = "import sys; from importlib import metadata as m\nfor n in sys.argv[1:]:
 
 @cached
 def peer_python() -> Path | None:
-    """The interpreter that ENERGON_PEER_PYTHON names, else `.venv-peers/bin/python`, else None (peers are left out)."""
+    """Return the interpreter in ENERGON_PEER_PYTHON, or `.venv-peers/bin/python`, or None, which leaves peers out."""
     named = os.environ.get("ENERGON_PEER_PYTHON")
     path = Path(named) if named else Path(__file__).resolve().parent.parent / ".venv-peers" / "bin" / "python"
     if path.exists():
         return path.absolute()
     if named:
-        raise FileNotFoundError(f"ENERGON_PEER_PYTHON names {named}, which does not exist")
+        raise FileNotFoundError(f"ENERGON_PEER_PYTHON={named}: no such file")
     return None
 
 
 def energon_program() -> list[str]:
-    """The peers' `energon` command."""
+    """Return the peers' `energon` command."""
     return [str((peer_python() or Path("missing")).with_name("energon"))]
 
 
 def describe(cache: Path) -> list[str]:
-    """Lines of prose: processor, memory, kernel, file system, interpreters and versions."""
+    """Return lines of text: processor, memory, kernel, file system, interpreters and versions."""
     lines = [
         f"{os.cpu_count()} x {_processor()}, {_memory_gib():.0f} GiB, {platform.system()} {platform.release()}, "
         f"data on {_file_system(cache)}, page cache warm",
@@ -42,7 +42,7 @@ def describe(cache: Path) -> list[str]:
     ]
     interpreter = peer_python()
     if interpreter is None:
-        return [*lines, "peers: not installed (`make peers`), so only ours and the floor were measured"]
+        return [*lines, "peers: not installed (`make peers`), so only energon-grain and the floor were measured"]
     listed = subprocess.run([interpreter, "-c", _LIST, *_PEERS], capture_output=True, text=True, check=True)
     return [*lines, f"peers: {', '.join(listed.stdout.splitlines())}"]
 

@@ -1,9 +1,9 @@
-"""How long `prepare` takes for a shard, where shards are many and tiny.
+"""Time of `prepare` per shard, for many tiny shards.
 
     python -m benchmarks.many_shards --shards 10_000
 
-Prints the time of `prepare_dataset` in a process of its own, and of a second run that makes only the indices anew. The
-time of processors says more where other programs run beside it; what it lacks is waiting for the disk.
+Prints the time of `prepare_dataset` in a separate process, and of a second run that only rewrites the indexes.
+Processor time is more reliable if other programs run at the same time; it excludes waiting for the disk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from energon_grain.testing import write_tars
 
 
 def write_shards(root: Path, shards: int, in_folder: int = 1000) -> None:
-    """Write shards of one sample each, `in_folder` to a folder."""
+    """Write shards of one sample each, `in_folder` per folder."""
     for number in range(shards):
         sample = {"__key__": f"{number:09d}", "txt": "ab"}
         [path] = write_tars(root, [sample], name=f"{number // in_folder:04d}/{number:06d}.tar")
@@ -28,7 +28,7 @@ def write_shards(root: Path, shards: int, in_folder: int = 1000) -> None:
 
 
 def prepare(root: str, again: bool, sqlite: bool) -> dict[str, float]:
-    """Prepare the dataset here; what that took."""
+    """Prepare the dataset in this process, and return the time and memory."""
     from energon_grain.prepare import prepare_dataset
 
     started = time.perf_counter()
@@ -43,8 +43,10 @@ def main(shards: int = 10_000, scratch: str | None = None, sqlite: bool = True) 
         for again in (False, True):
             found = ask("many_shards", "prepare", root=root, again=again, sqlite=sqlite)
             wall_ms, cpu_ms = (found[name] / shards * 1000 for name in ("seconds", "cpu_s"))
-            what = "indices anew" if again else "prepare"
-            print(f"{what:14} {wall_ms:6.3f} ms a shard, {cpu_ms:6.3f} ms of a processor, {found['peak_mb']:6.0f} MiB")
+            what = "indexes again" if again else "prepare"
+            print(
+                f"{what:14} {wall_ms:6.3f} ms/shard, {cpu_ms:6.3f} ms/shard of a processor, {found['peak_mb']:6.0f} MiB"
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Measuring a column: samples a second, beside a plain loop over the same tars that calls the same function.
+"""Samples per second of measuring a column, compared with a plain loop over the same tars and the same function.
 
     python -m benchmarks.measure [--samples 200000] [--words 200] [--rounds 3]
 
-The loop reads tars by `tarfile`, as a script would that somebody writes for this, and keeps the numbers in a list. All
-ways take turns in one run, in seconds of the clock and of processors; the best of each is told. The function counts
-words, some microseconds a sample, so that what all the rest takes shows.
+The loop reads tars with `tarfile`, like a hand-written script, and keeps the numbers in a list. All ways alternate in
+one run, in wall-clock and processor seconds; the best of each is printed. The function counts words and takes a few
+microseconds per sample, so the overhead is visible.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from energon_grain.testing import write_tars
 
 
 def count_words(parts: dict[str, bytes]) -> int:
-    """One sample."""
+    """Count the words of one sample."""
     return len(parts["txt"].split())
 
 
 @column_function(batched=True)
 def count_words_of_many(samples: list[dict[str, bytes]]) -> list[int]:
-    """Many at once."""
+    """Count the words of many samples."""
     return [len(parts["txt"].split()) for parts in samples]
 
 
 def loop(folder: Path) -> int:
-    """What a script does."""
+    """The loop of a script."""
     found = [count_words(parts) for path in sorted(folder.glob("*.tar")) for parts in tar_samples(str(path))]
     return sum(found)
 
 
 def measure(folder: Path, name: str, workers: int) -> int:
-    """What `energon-grain measure` does."""
+    """The work of `energon-grain measure`."""
     measure_dataset(folder, {"words": f"benchmarks.measure:{name}"}, num_workers=workers)
     return int(open_columns(folder)["words"].sum())
 
@@ -69,7 +69,7 @@ def main(samples: int = 200_000, words: int = 200, rounds: int = 3) -> None:
                 sums.add(way())
                 took[name].append((time.perf_counter() - begun_s, processor_s() - used_s))
         assert len(sums) == 1, "all ways count the same words"
-    print(f"{samples:,} samples\n\n| way | samples a second | µs of a processor a sample |\n|---|---|---|")
+    print(f"{samples:,} samples\n\n| way | samples/s | µs of a processor per sample |\n|---|---|---|")
     for name, seconds in took.items():
         clock, processor = map(min, zip(*seconds, strict=True))
         print(f"| {name} | {samples / clock:,.0f} | {processor / samples * 1e6:.1f} |")

@@ -1,16 +1,16 @@
-"""Clips of videos, and whole sounds, in batches: ours, Megatron-Energon, webdataset and LitData.
+"""Clips of videos, and whole sounds, in batches: energon-grain, Megatron-Energon, webdataset and LitData.
 
     python -m benchmarks.media              # a table of both kinds
     python -m benchmarks.media --rounds 5
 
-Of each of 96 videos (10 s of 640 x 360 at 30 frames a second, H.264 with B-frames in groups of 60, with sound, 1.2 MB)
-a clip of one second, scaled to 160 x 90; of each of 192 sounds (10 s of stereo at 44.1 kHz, MP3) all samples. One
-process, batches of 8, shuffled; endless. Energon runs the same program as ours, word for word. webdataset and LitData
-have no clips: there a hand-written loop over PyAV seeks, decodes and scales, as little as gives these frames.
+From each of 96 videos (10 s of 640 x 360 at 30 frames per second, H.264 with B-frames in groups of 60, with sound, 1.2
+MB): a clip of one second, scaled to 160 x 90. From each of 192 sounds (10 s of stereo at 44.1 kHz, MP3): all samples.
+One process, batches of 8, shuffled, endless. Energon runs the same program as energon-grain, word for word. webdataset
+and LitData have no clips, so they use a hand-written loop over PyAV that seeks, decodes and scales, with minimal work.
 
-Programs run in turns, each in a process of its own. Given are seconds of the processor for a sample, the best round of
-each, which other programs on the machine change less than the clock; and samples a second by the clock, likewise.
-The peers' interpreter (see README) needs PyAV: `pip install 'megatron-energon[av_decode]'`.
+Programs alternate, each in a separate process. The table shows processor seconds per sample for the best round of each,
+which other programs on the machine affect less than wall-clock time, and samples per second of wall-clock time,
+by the same round. The peers' interpreter (see README) needs PyAV: `pip install 'megatron-energon[av_decode]'`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PARTS = {"video": "mp4", "sound": "mp3"}
 
 
 def of_energon(module: str, kind: str, folder: str) -> Iterator[int]:
-    """The program of ours and of Energon: how many samples each batch has."""
+    """The program of energon-grain and of Energon; yields the number of samples of each batch."""
     library: Any = importlib.import_module(module)
 
     def cook(sample: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def of_energon(module: str, kind: str, folder: str) -> Iterator[int]:
 
 
 def bare(kind: str, data: bytes, start_s: float) -> Any:
-    """What a program of one's own does with PyAV."""
+    """The work of a custom program with PyAV."""
     import av
     import numpy as np
 
@@ -89,7 +89,7 @@ def bare(kind: str, data: bytes, start_s: float) -> Any:
 
 
 def of_webdataset(kind: str, folder: str) -> Iterator[int]:
-    """Its usual pipeline, with the loop over PyAV."""
+    """webdataset's usual pipeline, with the loop over PyAV."""
     wds: Any = importlib.import_module("webdataset")
     urls = sorted(str(path) for path in Path(folder).glob("*.tar"))
     samples = wds.WebDataset(urls, shardshuffle=len(urls)).repeat().shuffle(100)
@@ -98,7 +98,7 @@ def of_webdataset(kind: str, folder: str) -> Iterator[int]:
 
 
 def of_litdata(kind: str, folder: str) -> Iterator[int]:
-    """Its dataset and loader, with the loop over PyAV."""
+    """LitData's dataset and loader, with the loop over PyAV."""
     litdata: Any = importlib.import_module("litdata")
 
     class Media(litdata.StreamingDataset):
@@ -124,13 +124,13 @@ PROGRAMS: dict[str, Callable[[str, str], Iterator[int]]] = {
 
 
 def rates(name: str, kind: str, folder: str) -> dict[str, float]:
-    """Seconds of the processor for a sample, and samples a second."""
+    """Return processor seconds per sample, and samples per second."""
     found = steady(lambda: PROGRAMS[name](kind, folder), lambda count: (count, 0), warmup_s=2, seconds=8)
     return {"cpu_s": 1 / found["samples_per_cpu_s"], "rate": found["samples_per_s"]}
 
 
 def film(number: int, path: Path) -> None:
-    """A video with sound: a texture that moves, another in each."""
+    """Write a video with sound: a moving texture, different in each video."""
     import av
     import numpy as np
 
@@ -147,7 +147,7 @@ def film(number: int, path: Path) -> None:
 
 
 def song(number: int, path: Path) -> None:
-    """A sound: a tone that rises, another in each."""
+    """Write a sound: a rising tone, different in each sound."""
     import av
     import numpy as np
 
@@ -163,7 +163,7 @@ def song(number: int, path: Path) -> None:
 
 
 def made_dataset(cache: Path, kind: str) -> Path:
-    """The data set, made once: eight files of their kind, again and again under other keys."""
+    """Return the data set, made on first use: eight files of a kind, repeated under other keys."""
     from energon_grain.prepare import prepare_dataset
     from energon_grain.testing import write_tars
 
@@ -188,7 +188,7 @@ def main(rounds: int = 3, cache: Path = CACHE) -> None:
     peers = peer_python()
     others = {} if peers is None else dict.fromkeys([*PROGRAMS][1:], str(peers))
     programs = {"energon-grain": sys.executable, **others}
-    print("| kind | program | ms of the processor a sample | ours is | samples/s |")
+    print("| kind | program | processor ms/sample | ratio to energon-grain | samples/s |")
     for kind in _COUNTS:
         folder = str(made_dataset(cache, kind))
         best: dict[str, dict[str, float]] = {}

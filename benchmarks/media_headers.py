@@ -1,10 +1,10 @@
-"""Metadata of media: how many JPEGs a second `prepare` looks at, beside Megatron-Energon, which decodes each.
+"""JPEGs per second that `prepare` inspects for media metadata, compared with Megatron-Energon, which decodes each.
 
     python -m benchmarks.media_headers [--samples 40000] [--side 256] [--energon-samples 2000]
 
-Both commands run as users run them, with two processes, over the same tars, start-up included; and once without
-metadata, so that what these cost by themselves can be told. Of Energon fewer samples are timed, as many as take a few
-seconds. Seconds of processors are told beside those of the clock: on a busy machine only they can be compared.
+Both commands run like user commands, with two processes, over the same tars, including start-up; and once without
+metadata, to separate its cost. For Energon fewer samples are timed, enough for a few seconds. Processor seconds are
+printed next to wall-clock seconds: on a busy machine only these are comparable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MEDIA = "--media-metadata-by-extension"
 
 
 def write(folder: Path, samples: int, side: int) -> None:
-    """Write tars of JPEGs with captions; 64 different pictures take turns."""
+    """Write tars of JPEGs with captions; 64 different pictures alternate."""
     rng = np.random.default_rng(0)
     pictures = [encode_picture(draw_picture(rng, n % 10, (side, side + n)), "JPEG") for n in range(_PICTURES)]
 
@@ -45,7 +45,7 @@ def write(folder: Path, samples: int, side: int) -> None:
 
 
 def time_prepare(program: Sequence[str], folder: Path, *options: str) -> tuple[float, float]:
-    """Seconds that `prepare` takes over hard links to the tars, of the clock and of processors."""
+    """Return the wall-clock and processor seconds of `prepare` over hard links to the tars."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as copy:
         for tar in folder.glob("*.tar"):
             (Path(copy) / tar.name).hardlink_to(tar)
@@ -75,9 +75,10 @@ def main(
             (seconds, used), (bare, bare_used) = np.median(np.array(times), axis=0)
             print(
                 f"{name:16} {count:,} JPEGs, {side}²: {seconds:.2f} s with metadata, {bare:.2f} s without, "
-                f"{count / seconds:,.0f} a second; of processors {used / count * 1e6:,.0f} µs a JPEG with, "
-                f"{bare_used / count * 1e6:,.0f} µs without, {count / (used - bare_used) * 2:,.0f} a second on two "
-                "cores for metadata alone",
+                f"{count / seconds:,.0f} JPEGs/s; processor time per JPEG {used / count * 1e6:,.0f} µs with, "
+                f"{bare_used / count * 1e6:,.0f} µs without; metadata alone: {count / (used - bare_used) * 2:,.0f} "
+                f"JPEGs/s "
+                "on two cores",
                 flush=True,
             )
 

@@ -1,7 +1,7 @@
-"""A data set in a bucket of a real S3 server on loopback, and what is measured of loaders and bare clients there.
+"""A data set in a bucket of a real S3 server on loopback, and measurements of loaders and bare clients with it.
 
-The server is that of the tests: moto's, with connections kept and objects in memory. It shares the machine with the
-program that is measured and takes 1.4 ms of a core for each request, whatever its size.
+The server is that of the tests: moto's, with persistent connections and objects in memory. It shares the machine with
+the measured program and takes 1.4 ms of a core per request, regardless of its size.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Range = tuple[str, int, int]  # key, first byte, one past the last
 
 @contextlib.contextmanager
 def bucket_of(folder: Path) -> Iterator[None]:
-    """Serve a data set until the end of the block; what is started meanwhile finds the server by the environment."""
+    """Serve a data set until the end of the block; processes started inside find the server in the environment."""
     before = dict(os.environ)
     with running_object_server() as server, tempfile.TemporaryDirectory() as temporary:
         config = Path(temporary) / "msc.json"
@@ -51,19 +51,19 @@ def bucket_of(folder: Path) -> Iterator[None]:
 
 
 def server_here() -> ObjectServer:
-    """The server that `bucket_of` runs."""
+    """Return the server that `bucket_of` runs."""
     return ObjectServer(port=int(os.environ[_PORT]))
 
 
 def begin_measurement(server: ObjectServer, latency_s: float = 0.0) -> None:
-    """Let the server count from here, answer after `latency_s`, and the machine have memory at hand."""
+    """Reset the server's counters, set its latency, and make memory available on the machine."""
     claim_memory(_MEMORY_BYTES)
     server.reset()
     server.delay(latency_s)
 
 
 def _msc(server: ObjectServer) -> dict[str, Any]:
-    """The same bucket for Energon's client."""
+    """Return the configuration of the same bucket for Energon's client."""
     options = {"base_path": BUCKET, "endpoint_url": server.endpoint, "region_name": REGION}
     keys = {"access_key": "test", "secret_key": "test"}
     profile = {
@@ -75,8 +75,8 @@ def _msc(server: ObjectServer) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def own_cache(cache_mb: float | None) -> Iterator[None]:
-    """An empty block cache for energon-grain; None: of the usual size, 0: none."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:  # requests may be under way
+    """An empty block cache for energon-grain; None: of the default size, 0: none."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:  # requests may be in flight
         settings = Path(temporary) / "storage.yaml"
         size = {} if cache_mb is None else {"cache_bytes": int(cache_mb * 1e6)}
         settings.write_text(json.dumps({"cache_dir": f"{temporary}/objects", **size}))
@@ -94,10 +94,10 @@ def first_pass(
     cache_mb: float | None = None,
     limit_s: float = 20.0,
 ) -> dict[str, Any]:
-    """Rate of a first pass over a data set, opening and first batch included.
+    """Measure the rate of a first pass over a data set, including opening and the first batch.
 
-    What is read ahead before the first batch comes would be for nothing else. It ends after `limit_s`: the rate is then
-    that of the samples until there.
+    Data prefetched before the first batch would otherwise not count. It ends after `limit_s`, with the rate of the
+    samples so far.
     """
     module = importlib.import_module(programs)
     server = server_here()
@@ -122,7 +122,7 @@ def passes(
     cache_mb: float | None = None,
     limit_s: float = 20.0,
 ) -> dict[str, Any]:
-    """Rate of `count` passes over a data set after `warm` others; as `first_pass`."""
+    """Measure the rate of `count` passes over a data set after `warm` others, as in `first_pass`."""
     module = importlib.import_module(programs)
     server = server_here()
     with own_cache(cache_mb):
@@ -158,7 +158,7 @@ def _answer(samples: int, payload: int, begin: float) -> dict[str, Any]:
 
 
 def _ranges(folder: str, step: int) -> list[_Range]:
-    """The bytes of all shards, for clients that fetch them several at a time, in no order."""
+    """Return the byte ranges of all shards, for clients that fetch several at a time, in no particular order."""
     sizes = {shard.name: shard.stat().st_size for shard in sorted(Path(folder).glob("*.tar"))}
     prefix = Path(folder).name
     return [
@@ -169,7 +169,7 @@ def _ranges(folder: str, step: int) -> list[_Range]:
 
 
 def kvstore(folder: str, samples: int, in_flight: int, step: int = 4 << 20, latency_s: float = 0.0) -> dict[str, Any]:
-    """TensorStore's key-value store, `in_flight` reads at a time."""
+    """TensorStore's key-value store, with `in_flight` concurrent reads."""
     import tensorstore
 
     server = server_here()
@@ -193,7 +193,7 @@ def kvstore(folder: str, samples: int, in_flight: int, step: int = 4 << 20, late
 
 
 def http_loop(folder: str, samples: int, in_flight: int, step: int = 4 << 20) -> dict[str, Any]:
-    """Python's own HTTP client into one buffer a thread."""
+    """Python's own HTTP client, into one buffer per thread."""
     server = server_here()
     begin_measurement(server)
     ranges = _ranges(folder, step)

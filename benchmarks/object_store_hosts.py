@@ -1,4 +1,4 @@
-"""What the hosts of a run fetch from a bucket in one pass, each with a cache of its own. All in one process."""
+"""Traffic of the hosts of a run from a bucket in one pass, each with its own cache. All in one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from energon_grain.stores.object_client import shared_client
 
 
 class _Host:
-    """One reader, and what it fetched beyond what it delivered."""
+    """One reader, and the bytes that it fetched beyond those it delivered."""
 
     def __init__(self, url: str, rank: int, hosts: int, blocks: bool, settings: StorageSettings) -> None:
         use_storage(settings)
@@ -26,7 +26,7 @@ class _Host:
             shuffle_buffer_size=100,
             max_samples_per_sequence=100 if blocks else 1,
             task_encoder=CrudeBlob(),
-            repeat=False,  # nothing of the next pass is fetched ahead
+            repeat=False,  # does not prefetch the next pass
         )
         self._batches = iter(get_loader(dataset))
         self._traffic = shared_client(settings).traffic
@@ -46,9 +46,9 @@ class _Host:
 def fetched(
     url: str, original: str, samples: int, hosts: int, blocks: bool, cache_mb: float, ahead_mb: float
 ) -> dict[str, Any]:
-    """Requests and bytes of one pass over the data, over all hosts.
+    """Measure requests and bytes of one pass over the data, over all hosts.
 
-    `ahead_mb`: the most that one host has fetched and not delivered, yet or at all.
+    `ahead_mb`: the maximum that one host has fetched and not delivered, yet or at all.
     """
     server = server_here()
     with tempfile.TemporaryDirectory() as folder:

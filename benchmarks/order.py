@@ -1,4 +1,4 @@
-"""What costs time without any data: the draws of an order, the state of a loader, and our packers over lengths."""
+"""Costs without data: the draws of an order, the state of a loader, and the packers over lengths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK = 1 << 16
 
 
 def order(folder: str, metadataset: str, batches: int, positions: int = 1_000_000) -> dict[str, Any]:
-    """Seconds for the draws of `positions` positions in chunks, and bytes of state after some batches."""
+    """Measure the seconds for drawing `positions` positions in chunks, and the bytes of state after some batches."""
     path = str(Path(folder, metadataset))
     dataset = get_train_dataset(
         path,
@@ -42,15 +42,15 @@ def order(folder: str, metadataset: str, batches: int, positions: int = 1_000_00
 
 
 def efficiency(lengths: str, packer: str, keep_rest: bool) -> dict[str, Any]:
-    """The filled share of all packs, and microseconds a sample. A buffer is filled, packed, and filled up again."""
+    """Measure the filled share of all packs, and microseconds per sample. Buffers are filled and packed repeatedly."""
     sizes: list[int] = LENGTHS[lengths]().tolist()
     pack = getattr(packing, packer)
-    coming = iter(range(len(sizes)))
+    remaining = iter(range(len(sizes)))
     buffer: list[int] = []
     packs: list[list[int]] = []
     started = time.perf_counter()
     while True:
-        buffer += islice(coming, BUFFER - len(buffer))
+        buffer += islice(remaining, BUFFER - len(buffer))
         if not buffer:
             break
         over = len(buffer) < BUFFER

@@ -1,7 +1,7 @@
-"""energon-grain's programs: Megatron-Energon's themselves, `peers/energon.py`, their import led to ours.
+"""energon-grain's programs: those of Megatron-Energon, `peers/energon.py`, with the import redirected.
 
-But for states, which ours gives as JSON, and for `rgb8-256`: there a hook resizes what the decoder made, here the
-decoder does both.
+Exceptions are states, which are JSON, and `rgb8-256`: Energon's program resizes in a hook, while this decoder does
+both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CrudeBlob", "Pair", "build_loader", "restore", "save", "state_bytes"
 
 
 class Resized(energon_grain.DefaultTaskEncoder[Any, Any, Any, Any]):
-    """Images of 256 x 256, by the same filter. Made here, as earlier revisions have no `image_size`."""
+    """Images of 256 x 256 with the same filter. Made on demand, because earlier revisions have no `image_size`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class Resized(energon_grain.DefaultTaskEncoder[Any, Any, Any, Any]):
 
 
 def build_loader(folder: str, program: str, workers: int, **options: Any) -> Any:
-    """The loader of a program; see there."""
+    """Return the loader of a program; see `peers/energon.py`."""
     encoder = Resized() if program == "rgb8-256" else None
     return programs.build_loader(folder, program, workers, encoder=encoder, trusted_modules=[__name__], **options)
 
 
 def save(loader: Any) -> Any:
-    """The loader's state."""
+    """Return the loader's state."""
     return loader.get_state()
 
 
@@ -47,5 +47,5 @@ def restore(loader: Any, state: Any) -> None:
 
 
 def state_bytes(state: Any) -> int:
-    """How large the state is in a checkpoint."""
+    """Return the size of the state in a checkpoint."""
     return len(state if isinstance(state, bytes) else json.dumps(state))

@@ -1,4 +1,4 @@
-"""energon-grain for PyTorch: Megatron-Energon's program itself, `peers/energon.py`, its import led to the adapter."""
+"""energon-grain for PyTorch: the program of Megatron-Energon, `peers/energon.py`, with the import redirected."""
 
 from __future__ import annotations
 

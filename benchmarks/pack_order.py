@@ -1,9 +1,9 @@
-"""How alike neighbouring packs are where a packer sorts by length: `python -m benchmarks.pack_order [LANES…]`.
+"""Measure how alike neighbouring packs are if a packer sorts by length: `python -m benchmarks.pack_order [LANES…]`.
 
-Documents are packed out of buffers of 100 by packers that sort them first, so that the packs of a buffer come from
-those of short documents to those of long ones; and, beside that, grouped by length. Printed are, for the mean length of
-the documents in a pack: the autocorrelation at some distances in the stream, and how much the mean over a batch varies,
-in units of what it would be for packs in random order.
+Documents are packed from buffers of 100 by packers that sort them first, so the packs of a buffer range from those with
+short documents to those with long ones; a variant groups by length instead. Printed, for the mean length of the
+documents in a pack: the autocorrelation at some distances in the stream, and how much the mean over a batch varies,
+relative to packs in random order.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def _tens(lengths: list[int]) -> list[list[int]]:
 
 def _full(lengths: list[int]) -> list[list[int]]:
     packs: list[list[int]] = []
-    room = 0
+    available = 0
     for length in sorted(lengths):
-        if length > room:
+        if length > available:
             packs.append([])
-            room = CAPACITY
+            available = CAPACITY
         packs[-1].append(length)
-        room -= length
+        available -= length
     return packs
 
 
@@ -52,7 +52,7 @@ FORMS: dict[str, Callable[[SavableDataset], SavableDataset]] = {
 
 
 def pack_lengths(path: Path, form: str, lanes: int) -> npt.NDArray[np.float64]:
-    """(PACKS,) mean length of the documents in each pack of an endless stream."""
+    """Return the mean length of the documents in each of (PACKS,) packs of an endless stream."""
     lengths = LENGTHS["documents"]().tolist()
 
     def length(sample: Any) -> int:
@@ -66,12 +66,12 @@ def pack_lengths(path: Path, form: str, lanes: int) -> npt.NDArray[np.float64]:
 
 
 def autocorrelation(values: npt.NDArray[np.float64], distance: int) -> float:
-    """The correlation of values that are so far from each other."""
+    """Return the correlation of the values that are `distance` apart."""
     return float(np.corrcoef(values[:-distance], values[distance:])[0, 1])
 
 
 def spread_of_means(values: npt.NDArray[np.float64], batch: int) -> float:
-    """Standard deviation of the means of consecutive batches; 1 is that of values in random order."""
+    """Return the standard deviation of the means of consecutive batches; 1 is that of values in random order."""
     return float(values.reshape(-1, batch).mean(1).std() / (values.std() / np.sqrt(batch)))
 
 

@@ -1,12 +1,12 @@
-"""What reading Parquet gives, beside Grain, Hugging Face's streaming and LitData, on the same files.
+"""Measure the rate of reading Parquet, beside Grain, Hugging Face's streaming and LitData, on the same files.
 
     python -m benchmarks.parquet --peer .venv-peers/bin/python
 
-Pictures of 224 x 224, decoded to bytes of RGB; the same undecoded; and texts of 1 KB. All deliver shuffled batches of
-32: ours over all row groups in use (48 x 100 rows), Grain and `datasets` through windows of 1,000, LitData (which needs
-Polars) file by file, by an index that it makes before. Every program runs in a process of its own, in turns; a rate is
-samples by the clock over some seconds behind the first batches, and beside it samples by second of processor time,
-which a busy machine changes less.
+The data: pictures of 224 x 224, decoded to RGB bytes; the same pictures, not decoded; and texts of 1 KB. All programs
+deliver shuffled batches of 32: ours shuffles over all row groups in use (48 x 100 rows), Grain and `datasets` through
+windows of 1,000 samples, and LitData (which needs Polars) file by file, by an index that it builds first. Each program
+runs in a process of its own, and the programs take turns. A rate is samples per second of wall time over some seconds
+after the first batches; beside it are samples per second of processor time, which a busy machine affects less.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ KINDS = ("pictures", "bytes", "texts")
 
 
 def write(folder: Path) -> None:
-    """Eight files of 1,500 rows each of pictures, and of texts."""
+    """Write eight files of 1,500 rows of pictures, and eight files of texts."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from PIL import Image
 
     rng = np.random.default_rng(0)
     features = {"image": {"_type": "Image"}, "label": {"dtype": "int64", "_type": "Value"}}
-    said = {"huggingface": json.dumps({"info": {"features": features}})}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     for number in range(FILES):
         pictures: list[dict[str, Any]] = []
         for row in range(ROWS):
@@ -48,7 +48,7 @@ def write(folder: Path) -> None:
         labels = rng.integers(0, 1000, ROWS)
         (folder / "pictures").mkdir(exist_ok=True)
         (folder / "texts").mkdir(exist_ok=True)
-        table = pa.table({"image": pictures, "label": labels}).replace_schema_metadata(said)
+        table = pa.table({"image": pictures, "label": labels}).replace_schema_metadata(metadata)
         pq.write_table(table, folder / "pictures" / f"train-{number:05d}.parquet", row_group_size=GROUP)
         texts = [rng.bytes(500).hex() for _ in range(ROWS * 4)]
         table = pa.table({"text": texts, "label": np.arange(ROWS * 4)})
@@ -56,7 +56,7 @@ def write(folder: Path) -> None:
 
 
 def ours(kind: str, folder: Path, workers: int) -> Iterator[Any]:
-    """Batches without end."""
+    """Yield batches without end."""
     from energon_grain import DefaultTaskEncoder, SampleDecoder, WorkerConfig, get_savable_loader, get_train_dataset
 
     class Encoder(DefaultTaskEncoder):
@@ -75,7 +75,7 @@ def ours(kind: str, folder: Path, workers: int) -> Iterator[Any]:
 
 
 def grain(kind: str, folder: Path, workers: int) -> Iterator[Any]:
-    """The same by Grain: a window shuffle, and decoding in the one thread that it has."""
+    """Do the same with Grain: a window shuffle, and decoding in its only thread."""
     from grain.experimental import ParquetIterDataset, WindowShuffleIterDataset
     from PIL import Image
 
@@ -92,7 +92,7 @@ def grain(kind: str, folder: Path, workers: int) -> Iterator[Any]:
 
 
 def streaming(kind: str, folder: Path, workers: int) -> Iterator[Any]:
-    """The same by Hugging Face's `datasets`."""
+    """Do the same with Hugging Face's `datasets`."""
     from datasets import Image, load_dataset
 
     files = [str(path) for path in sorted(folder.glob("*.parquet"))]
@@ -110,7 +110,7 @@ def streaming(kind: str, folder: Path, workers: int) -> Iterator[Any]:
 
 
 def litdata(kind: str, folder: Path, workers: int) -> Iterator[Any]:
-    """The same by LitData, in the main process."""
+    """Do the same with LitData, in the main process."""
     from litdata import StreamingDataLoader, StreamingDataset, index_parquet_dataset
     from litdata.streaming.item_loader import ParquetLoader
     from PIL import Image
@@ -133,7 +133,7 @@ def litdata(kind: str, folder: Path, workers: int) -> Iterator[Any]:
 
 
 def measure(name: str, kind: str, folder: str, workers: int, seconds: float) -> dict[str, float]:
-    """The rates of a program."""
+    """Measure the rates of a program."""
     programs = {"ours": ours, "grain": grain, "streaming": streaming, "litdata": litdata}
     return steady(lambda: programs[name](kind, Path(folder), workers), lambda _: (32, 0), warmup_s=1, seconds=seconds)
 
@@ -147,9 +147,11 @@ def main(peer: str = sys.executable, rounds: int = 3, seconds: float = 4.0) -> N
             rates: dict[tuple[str, int], list[dict[str, float]]] = {}
             for _ in range(rounds):
                 for name, workers in contenders:
-                    told = {"name": name, "kind": kind, "folder": folder, "workers": workers, "seconds": seconds}
+                    arguments = {"name": name, "kind": kind, "folder": folder, "workers": workers, "seconds": seconds}
                     try:
-                        found = ask("parquet", "measure", python=sys.executable if name == "ours" else peer, **told)
+                        found = ask(
+                            "parquet", "measure", python=sys.executable if name == "ours" else peer, **arguments
+                        )
                     except RuntimeError as error:
                         print(f"{name}: {str(error).strip().splitlines()[-1:]}")
                     else:
@@ -159,7 +161,7 @@ def main(peer: str = sys.executable, rounds: int = 3, seconds: float = 4.0) -> N
                     statistics.median(rate[which] for rate in each) for which in ("samples_per_s", "samples_per_cpu_s")
                 )
                 threads = f", {workers} workers" if name == "ours" else ""
-                print(f"{kind:9} {name}{threads}: {wall:,.0f} samples/s, {cpu:,.0f} a second of processor time")
+                print(f"{kind:9} {name}{threads}: {wall:,.0f} samples/s, {cpu:,.0f} per second of processor time")
 
 
 if __name__ == "__main__":

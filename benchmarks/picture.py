@@ -1,4 +1,4 @@
-"""Pictures of the docs that benchmarks draw from their own runs: groups of bars, and the data that is packed."""
+"""Draw the pictures that benchmarks add to the docs (groups of bars), and write the datasets that are packed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH, LEFT, LONGEST, BAR, STEP = 800, 250, 440, 18, 22
 
 
 def bars(file: str, title: str, groups: Mapping[str, Mapping[str, float]], *, least: float, digits: int) -> None:
-    """Write an SVG file: for each group a heading, and for each of its figures a bar that begins at `least`."""
+    """Write an SVG file: for each group a heading, and for each of its numbers a bar that begins at `least`."""
     most = max(max(group.values()) for group in groups.values())
     drawn, top = list[str](), 56
     for heading, group in groups.items():
@@ -41,7 +41,7 @@ def bars(file: str, title: str, groups: Mapping[str, Mapping[str, float]], *, le
 
 
 def texts(folder: Path, lengths: npt.NDArray[np.int64]) -> Path:
-    """A prepared dataset with a text of each length."""
+    """Write a prepared dataset with one text of each length, and return its folder."""
     samples = [{"__key__": f"{i:06d}", "txt": b"a" * length} for i, length in enumerate(lengths.tolist())]
     write_tars(folder, samples, shards=4)
     prepare_dataset(

@@ -1,10 +1,10 @@
-"""How full planned packs are, and how fast plans are made: `python -m benchmarks.plan_packs [--samples N]`.
+"""Measure how full planned packs are, and how fast plans are made: `python -m benchmarks.plan_packs [--samples N]`.
 
-Lengths of three laws, up to the capacity, are packed window by window; the packs are counted beside those that sorting
-all samples at once makes (best fit decreasing). Printed are, for each law and window: the share of all packs' room that
-is filled, packs of all at once over packs of windows, and microseconds of a core a pack and a sample. Then the same
-with two costs and a number of samples, and with samples that are split. With `--chart FILE` it runs loaders instead,
-over texts of these lengths, and draws how full the packs are that they deliver.
+Lengths from three distributions, up to the capacity, are packed window by window; the number of packs is compared with
+packing all samples at once (best fit decreasing). Printed, for each distribution and window: the filled share of all
+packs, packs of all samples at once over packs of windows, and microseconds of one core per pack and per sample. Then
+the same with two costs and a limit on the number of samples, and with samples that may be split. With `--chart FILE`,
+loaders run over texts of these lengths instead, and a chart of how full their packs are is drawn.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Costs = npt.NDArray[np.int64]
 
 
 def planned(costs: Costs, capacities: tuple[int, ...], window: int, oversize: Oversize = "error") -> tuple[int, float]:
-    """Packs of all samples, window by window, and the seconds of a core that planning them took."""
+    """Pack all samples, window by window; return the number of packs and the processor seconds spent on planning."""
     positions, at, packs = np.empty(0, np.int64), 0, 0
     count = costs.shape[1]
     began = time.process_time()
@@ -59,40 +59,40 @@ def table(samples: int) -> None:
             packs, seconds = planned(short, (CAPACITY,), window)
             print(
                 f"  window {window:6,}: filled {full / packs:.5f}, {together / packs:.5f} of all at once; "
-                f"{1e6 * seconds / packs:.2f} us a pack, {1e6 * seconds / samples:.2f} us a sample"
+                f"{1e6 * seconds / packs:.2f} us per pack, {1e6 * seconds / samples:.2f} us per sample"
             )
         packs, seconds = planned(lengths[None], (CAPACITY,), WINDOWS[2], "split")
         share = int(lengths.sum()) / CAPACITY / packs
-        print(f"  split: {packs:,} packs, filled {share:.5f}; {1e6 * seconds / packs:.2f} us a pack")
+        print(f"  split: {packs:,} packs, filled {share:.5f}; {1e6 * seconds / packs:.2f} us per pack")
         images = np.minimum(random.geometric(0.4, samples) - 1, 8)
         several = np.stack([short[0], images, np.ones(samples, np.int64)])
         packs, seconds = planned(several, (CAPACITY, 8, 64), WINDOWS[2])
-        print(f"  8 images and 64 samples at most, too: {packs:,} packs; {1e6 * seconds / packs:.2f} us a pack")
+        print(f"  also at most 8 images and 64 samples: {packs:,} packs; {1e6 * seconds / packs:.2f} us per pack")
 
 
-def as_they_come(samples: list[Any]) -> list[list[Any]]:
-    """A pack ends where the next sample does not fit it."""
-    packs, room = list[list[Any]](), 0
+def in_sample_order(samples: list[Any]) -> list[list[Any]]:
+    """End a pack at the first sample that does not fit into it."""
+    packs, available = list[list[Any]](), 0
     for sample in samples:
-        if len(sample.text) > room:
-            packs, room = [*packs, []], CAPACITY
+        if len(sample.text) > available:
+            packs, available = [*packs, []], CAPACITY
         packs[-1].append(sample)
-        room -= len(sample.text)
+        available -= len(sample.text)
     return packs
 
 
-def best_of_a_buffer(samples: list[Any]) -> list[list[Any]]:
-    """Packs of what a buffer holds."""
+def best_fit_of_buffer(samples: list[Any]) -> list[list[Any]]:
+    """Pack the samples of one buffer by best fit."""
     return best_fit_decreasing(samples, length=lambda sample: len(sample.text), capacity=CAPACITY)
 
 
 def characters(samples: list[Any]) -> int:
-    """What is delivered of a pack."""
+    """Return the number of characters in a pack, which is what the benchmark delivers."""
     return sum(len(sample.text) for sample in samples)
 
 
 def draw(file: str, samples: int) -> None:
-    """Run loaders over the samples once or so, and draw how full their packs are."""
+    """Run loaders over the samples for about one pass, and draw how full their packs are."""
     filled = dict[str, dict[str, float]]()
     for law, drawn in LAWS.items():
         lengths = np.minimum(drawn(np.random.default_rng(0), samples), CAPACITY)
@@ -100,17 +100,17 @@ def draw(file: str, samples: int) -> None:
             below = get_train_dataset(
                 texts(Path(folder), lengths), batch_size=None, shuffle_buffer_size=100, max_samples_per_sequence=100
             )
-            ways = {
-                "as they come": PackingDataset(below, 100, as_they_come, characters),
-                "a buffer of 100, best fit": PackingDataset(below, 100, best_of_a_buffer, characters),
+            variants = {
+                "in sample order": PackingDataset(below, 100, in_sample_order, characters),
+                "a buffer of 100, best fit": PackingDataset(below, 100, best_fit_of_buffer, characters),
                 "PackingPlan": PlannedPackingDataset(below, PackingPlan("bytes.txt", capacity=CAPACITY), characters),
             }
             filled[law] = {}
-            for way, dataset in ways.items():
+            for variant, dataset in variants.items():
                 with get_loader(dataset) as loader:
                     packs = list(itertools.islice(loader, int(lengths.sum()) // CAPACITY))
-                filled[law][way] = float(np.mean(packs)) / CAPACITY
-                print(f"{law:10s} {way:26s} {len(packs):6,} packs, filled {filled[law][way]:.4f}", flush=True)
+                filled[law][variant] = float(np.mean(packs)) / CAPACITY
+                print(f"{law:10s} {variant:26s} {len(packs):6,} packs, filled {filled[law][variant]:.4f}", flush=True)
     bars(file, f"How full packs of {CAPACITY:,} tokens are, 1 is full", filled, least=0.5, digits=4)
 
 

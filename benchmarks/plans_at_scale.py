@@ -1,10 +1,10 @@
-"""What planning takes at the size of the largest runs, by arithmetic alone: nothing is read, costs are made up.
+"""Measure planning at the size of the largest runs by arithmetic alone: nothing is read, and costs are synthetic.
 
-`python -m benchmarks.plans_at_scale [--samples 1_000_000_000] [--leaves 1_000] [--hosts 10_000]` prints a table: for
-shares by cost, packs planned on top of them, and equal work of hosts, the seconds to the plan of the first global batch
-on one host of that many, those of every further one, and the memory of the process. Each leaf is shuffled fully; what
-a sample costs is a hash of its number, so columns take neither memory nor time here (reading one takes some 10 ns a
-sample where it lies in memory).
+`python -m benchmarks.plans_at_scale [--samples 1_000_000_000] [--leaves 1_000] [--hosts 10_000]` prints a table for
+shares by cost, for packs planned on top of them, and for equal work of hosts: the seconds until the plan of the first
+global batch on one of that many hosts, the time for each further global batch, and the memory of the process. Each leaf
+is fully shuffled; the cost of a sample is a hash of its number, so columns take neither memory nor time here (reading a
+column from memory takes some 10 ns per sample).
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ CAPACITY = 4096
 
 
 @dataclass(frozen=True)
-class MadeUp:
+class SyntheticCosts:
     """Costs of the samples of a leaf: 16 to 2,063 tokens."""
 
     number: int
 
     def of(self, indices: Int64Array) -> Int64Array:
-        """(n,) costs."""
+        """Return the (n,) costs."""
         hashed = fold_array(self.number, indices.view(np.uint64))
         return ((hashed % np.uint64(2048)).astype(np.int64) + 16) * PARTS_OF_ONE
 
 
 def leaf(samples: int, key: int) -> IndexMap:
-    """The order of one leaf."""
+    """Return the order of one leaf."""
     table = LeafTable([LeafOrder(n=samples, key=key)], 48)
     return IndexMap(routes=None, table=table, passes=EqualPasses(samples), same_pass=False, samples=samples)
 
 
 def blend(samples: int, leaves: int) -> IndexMap:
-    """The order of a blend by cost of equal leaves."""
+    """Return the order of a blend by cost of equal leaves."""
     each = samples // leaves
     orders = [leaf(each, key) for key in range(leaves)]
-    costs = [CostsOfStream(order, [MadeUp(key)]) for key, order in enumerate(orders)]  # type: ignore[list-item]
+    costs = [CostsOfStream(order, [SyntheticCosts(key)]) for key, order in enumerate(orders)]  # type: ignore[list-item]
     router = CostBlend([(0, [1] * leaves)], costs, key=1)
     table = LeafTable([LeafOrder(n=each, key=key) for key in range(leaves)], 48)
     routes = RouteTree(router, [None] * leaves)
@@ -64,7 +64,7 @@ def blend(samples: int, leaves: int) -> IndexMap:
 
 
 def timed(name: str, step: Callable[[int], object], steps: int) -> None:
-    """Print what the first step takes, and the others."""
+    """Print the time of the first step, and the mean time of the further ones."""
     seconds: list[float] = []
     for number in range(steps):
         begin = time.perf_counter()
@@ -77,11 +77,11 @@ def timed(name: str, step: Callable[[int], object], steps: int) -> None:
 
 def main(samples: int = 1_000_000_000, leaves: int = 1_000, hosts: int = 10_000, steps: int = 20) -> None:
     step_items = hosts * BATCH
-    print(f"{samples:,} samples, {leaves:,} leaves, {hosts:,} hosts of {BATCH} items, {step_items:,} items a step")
+    print(f"{samples:,} samples, {leaves:,} leaves, {hosts:,} hosts of {BATCH} items, {step_items:,} items per step")
     orders: list[IndexMap] = []
     timed("open the blend", lambda _: orders.append(blend(samples, leaves)), 1)
     order = orders[0]
-    costs = CostsOfStream(order, [MadeUp(key) for key in range(leaves)])  # type: ignore[list-item]
+    costs = CostsOfStream(order, [SyntheticCosts(key) for key in range(leaves)])  # type: ignore[list-item]
 
     def own(step: int) -> object:
         return order.draw_in_stream(step * step_items + np.arange(BATCH) * hosts)
@@ -95,7 +95,7 @@ def main(samples: int = 1_000_000_000, leaves: int = 1_000, hosts: int = 10_000,
 
     timed("packs of the blend, one host's draws", packed, max(2, steps // 5))
     single = leaf(samples, 3)
-    of_single = CostsOfStream(single, [MadeUp(3)])  # type: ignore[list-item]
+    of_single = CostsOfStream(single, [SyntheticCosts(3)])  # type: ignore[list-item]
     first = count()
 
     def balanced(_: int) -> object:

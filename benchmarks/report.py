@@ -1,4 +1,4 @@
-"""Measurements of a row -> medians, ratios per pair, verdicts, Markdown."""
+"""Turn the measurements of a row into medians, ratios per pair, verdicts and Markdown."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from benchmarks.contender import Row, Target
 
 @dataclass(kw_only=True, slots=True)
 class RowResult:
-    """What was measured of a row: for each contender one answer a round, in the same order."""
+    """The measurements of a row: for each contender one answer per round, in the same order."""
 
     row: Row
     answers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     def values(self, contender: str, metric: str) -> list[float]:
-        """One number a round."""
+        """Return the measured number of each round."""
         return [float(answer[metric]) for answer in self.answers.get(contender, []) if metric in answer]
 
     def opponent(self, target: Target) -> str | None:
-        """The contender that a target is held against: the one of the family with the best median."""
+        """Return the contender that a target is compared with: the one of its family with the best median."""
         names = [name for name in self.answers if target.against in (name, name.partition(":")[0])]
         names = [name for name in names if self.values(name, target.metric)]
         best = max if target.sense == "at least" else min
         return best(names, key=lambda name: median(self.values(name, target.metric))) if names else None
 
     def verdict(self, target: Target) -> float | None:
-        """The measured value of a target: the median over pairs of `ours / other`, or of ours alone."""
+        """Return the measured value of a target: the median over pairs of `ours / other`, or the median of ours."""
         ours = self.values("ours", target.metric)
         if not ours:
             return None
@@ -43,7 +43,7 @@ class RowResult:
 
 
 def summary(results: Sequence[RowResult]) -> list[str]:
-    """The table of targets."""
+    """Return the table of targets."""
     lines = ["| what | target | measured | |", "|---|---|---|---|"]
     for result in results:
         for target in result.row.targets:
@@ -60,7 +60,7 @@ def summary(results: Sequence[RowResult]) -> list[str]:
 
 
 def details(result: RowResult) -> list[str]:
-    """One row's contenders with medians and ranges."""
+    """Return the table of one row's contenders, with medians and ranges."""
     row = result.row
     lines = [f"### {row.name}", "", f"{row.title}.", ""]
     heads = [_METRICS[metric] for metric in row.metrics]
@@ -86,7 +86,7 @@ def details(result: RowResult) -> list[str]:
 
 
 def page(results: Sequence[RowResult], machine: Sequence[str], settings: Mapping[str, object]) -> str:
-    """The whole of RESULTS.md."""
+    """Return the text of RESULTS.md."""
     lines = ["# Results", "", "Written by `make bench`; how to read it: [README.md](README.md).", ""]
     lines += [f"* {line}" for line in machine]
     lines += [f"* {', '.join(f'{name} {value}' for name, value in settings.items())}", "", "## Targets", ""]

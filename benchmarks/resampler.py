@@ -1,12 +1,12 @@
-"""What the order of a multi-epoch dataset costs an index, in batches of 1,024, beside Grain's own shuffle.
+"""Measure what the order of a multi-epoch dataset costs per index, in batches of 1,024, beside Grain's own shuffle.
 
-`python -m benchmarks.resampler` prints a table and exits with 1 if the target is missed. Nothing is read and nothing
-else than this package is needed. In turns: a round runs every program once, so that a machine that is busy for a
-moment is busy for all; a ratio is the median over rounds of that program over Grain's within one round.
+`python -m benchmarks.resampler` prints a table and exits with 1 if the target is missed. Nothing is read, and only this
+package is needed. The programs take turns: each round runs every program once, so a machine that is busy for a moment
+affects all of them. A ratio is the median over rounds of a program's time over Grain's time in the same round.
 
-Grain's shuffle is what `MapDataset.shuffle` runs for every index of a batch (`_shuffled_index`: epoch, seed, the
-permutation in C++), in the list comprehension that it runs it in. Ours is `draw`, which gives two arrays; and the
-whole of `__getitems__`, `EpochIndex` objects included, over a dataset that gives them back.
+Grain's shuffle is what `MapDataset.shuffle` runs for every index of a batch (`_shuffled_index`: epoch, seed, and the
+permutation in C++), in the same list comprehension. Ours is `draw`, which returns two arrays, and the whole of
+`__getitems__`, including the `EpochIndex` objects, over a dataset that returns them unchanged.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TARGET = 0.15
 Batches = Sequence[list[int]]
 
 
-class Nothing:
-    """A dataset whose batches cost nothing."""
+class UnchangedIndices:
+    """A dataset that returns the indices, so that its batches cost nothing."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -46,8 +46,8 @@ class Nothing:
 
 
 def programs(epochs: int) -> dict[str, Callable[[list[int]], Any]]:
-    """What is timed, each for one batch; Grain's shuffle first."""
-    resampled = MultiEpochDatasetResampler(Nothing(), num_epochs=epochs)
+    """Return the functions to time, each for one batch; Grain's shuffle is the first."""
+    resampled = MultiEpochDatasetResampler(UnchangedIndices(), num_epochs=epochs)
     shuffled: Any = grain.MapDataset.range(SAMPLES).shuffle(seed=42)
 
     def grains(batch: list[int]) -> list[int]:
@@ -61,15 +61,15 @@ def programs(epochs: int) -> dict[str, Callable[[list[int]], Any]]:
 
     return {
         "Grain's shuffle": grains,
-        "Grain's index_shuffle by itself": bare,
+        "Grain's index_shuffle alone": bare,
         "ours: draw, of arrays": arrays,
         "ours: draw, of lists": resampled.draw,
         "ours: __getitems__, with objects": resampled.__getitems__,
     }
 
 
-def ns_an_index(program: Callable[[list[int]], Any], batches: Batches) -> float:
-    """Nanoseconds an index."""
+def ns_per_index(program: Callable[[list[int]], Any], batches: Batches) -> float:
+    """Return the nanoseconds per index."""
     started = time.perf_counter_ns()
     for batch in batches:
         program(batch)
@@ -87,10 +87,10 @@ def main() -> int:
     }
     missed = False
     print(f"{SAMPLES:,} samples, {epochs} epochs, batches of {BATCH:,}, {ROUNDS} rounds of {BATCHES} batches\n")
-    print("| indices | program | ns an index | / Grain's shuffle |\n|---|---|---|---|")
+    print("| indices | program | ns per index | / Grain's shuffle |\n|---|---|---|---|")
     for kind, chosen in batches.items():
         timed = programs(epochs)
-        rounds = [{name: ns_an_index(run, chosen) for name, run in timed.items()} for _ in range(ROUNDS)]
+        rounds = [{name: ns_per_index(run, chosen) for name, run in timed.items()} for _ in range(ROUNDS)]
         grains = next(iter(timed))
         for name in timed:
             ratio = statistics.median(each[name] / each[grains] for each in rounds)

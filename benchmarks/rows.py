@@ -1,4 +1,4 @@
-"""The table: which programs stand side by side, and what ours has to reach."""
+"""The rows of the table: which programs are compared, and what ours has to reach."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEPS_OF_100_160 = 3_130
 
 
 def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
-    """All rows, over the data sets in `cache`."""
+    """Return all rows, over the datasets in `cache`."""
     programs = _Programs(cache, {"warmup_s": warmup_s, "seconds": seconds})
     kinds = (_texts, _images, _preparing, _opening, _mixing, _packing, _joining, _torch, _array_record, _bucket)
     return [row for kind in kinds for row in kind(programs)]
@@ -29,7 +29,7 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Programs:
-    """Contenders, over the data sets in `cache`; `span` says how long rates are measured."""
+    """Makes contenders over the datasets in `cache`; `span` is how long rates are measured."""
 
     cache: Path
     span: Mapping[str, float]
@@ -40,38 +40,40 @@ class _Programs:
     def ours(
         self, data: str, program: str | None, name: str = "ours", call: str = "throughput", **more: Any
     ) -> Contender:
-        """One of `loaders.py`'s measurements of energon-grain."""
-        told = {"programs": "benchmarks.ours", "folder": self.folder(data), **_named(program), **more}
-        return Contender(name=name, module="loaders", call=call, arguments=self._spanned(call, told))
+        """Return one of the measurements of energon-grain in `loaders.py`."""
+        arguments = {"programs": "benchmarks.ours", "folder": self.folder(data), **_named(program), **more}
+        return Contender(name=name, module="loaders", call=call, arguments=self._spanned(call, arguments))
 
     def torch(self, data: str, program: str, name: str = "ours", **more: Any) -> Contender:
-        """The same of the PyTorch adapter."""
+        """Return the same measurement of the PyTorch adapter."""
         return self.ours(data, program, name, programs="benchmarks.ours_torch", **more)
 
     def energon(
         self, data: str, program: str | None, name: str = "energon", call: str = "throughput", **more: Any
     ) -> Contender:
-        """The same of Megatron-Energon."""
-        told = {"programs": "benchmarks.peers.energon", "folder": self.folder(data), **_named(program), **more}
+        """Return the same measurement of Megatron-Energon."""
+        arguments = {"programs": "benchmarks.peers.energon", "folder": self.folder(data), **_named(program), **more}
         return Contender(
-            name=name, module="loaders", call=call, arguments=self._spanned(call, told), in_peer_python=True
+            name=name, module="loaders", call=call, arguments=self._spanned(call, arguments), in_peer_python=True
         )
 
     def _spanned(self, call: str, arguments: dict[str, Any]) -> dict[str, Any]:
         return {**arguments, **self.span} if call == "throughput" else arguments
 
-    def peer(self, name: str, module: str, data: str, **arguments: Any) -> Contender:
-        """The rate of another loader."""
-        told = {"folder": self.folder(data), **self.span, **arguments}
-        return Contender(name=name, module=f"peers.{module}", call="throughput", arguments=told, in_peer_python=True)
+    def peer(self, name: str, module: str, data: str, **more: Any) -> Contender:
+        """Return the rate of another loader."""
+        arguments = {"folder": self.folder(data), **self.span, **more}
+        return Contender(
+            name=name, module=f"peers.{module}", call="throughput", arguments=arguments, in_peer_python=True
+        )
 
-    def floor(self, name: str, call: str, data: str, **arguments: Any) -> Contender:
-        """A bare loop."""
-        told = {"folder": self.folder(data), **self.span, **arguments}
-        return Contender(name=name, module="floor", call=call, arguments=told)
+    def floor(self, name: str, call: str, data: str, **more: Any) -> Contender:
+        """Return the rate of a bare loop."""
+        arguments = {"folder": self.folder(data), **self.span, **more}
+        return Contender(name=name, module="floor", call=call, arguments=arguments)
 
     def grain(self, data: str, *, image: bool = False, mixed: bool = False, side: int = 0) -> Sequence[Contender]:
-        """Grain + ArrayRecord at its defaults and in the variants that bench well ("tuned" is the best of them)."""
+        """Return Grain + ArrayRecord at its defaults and in variants that benchmark well ("tuned" is the best one)."""
         common = {"image": image, "mixed": mixed, "side": side}
         plain = f"{data}.grain_array_record.uncompressed"
         variants: dict[str, dict[str, Any]] = {
@@ -91,7 +93,7 @@ class _Programs:
 
 
 def _named(program: str | None) -> dict[str, str]:
-    """A program, but where it is always the same: earlier revisions do not take it there."""
+    """Return the `program` argument, if any: earlier revisions do not take it where there is only one program."""
     return {} if program is None else {"program": program}
 
 
@@ -105,7 +107,7 @@ def _rates(
     metrics: Sequence[str] = (_RATE,),
     served: str = "",
 ) -> Row:
-    """A row of samples a second; `at_least`: how many times those of another program; None: no such target."""
+    """Return a row of samples per second. `at_least` maps another program to the required ratio; None is no target."""
     targets = [
         Target(metric=_RATE, bound=bound, sense="at least", against=against)
         for against, bound in at_least.items()
@@ -254,12 +256,14 @@ def _prepare(
 
 def _opening(programs: _Programs) -> Iterator[Row]:
     def importing(name: str, *modules: str, in_peer_python: bool = False) -> Contender:
-        told = {"modules": modules}
-        return Contender(name=name, module="loaders", call="import_time", arguments=told, in_peer_python=in_peer_python)
+        arguments = {"modules": modules}
+        return Contender(
+            name=name, module="loaders", call="import_time", arguments=arguments, in_peer_python=in_peer_python
+        )
 
     yield Row(
         name="million",
-        title="one million samples in 1,000 shards: from the imports to the first batch, and what is held then",
+        title="one million samples in 1,000 shards: from the imports to the first batch, and memory and files in use",
         data_sets=("tiny",),
         metrics=("first_batch_s", "memory_mb", "open_files"),
         contenders=(
@@ -287,7 +291,7 @@ def _opening(programs: _Programs) -> Iterator[Row]:
     resumed = {"call": "resume", "batches": _STEPS_OF_100_160, "workers": 2}
     yield Row(
         name="resume",
-        title="state after 100,160 samples with two workers (ours: threads), and from restoring it to the first batch",
+        title="state after 100,160 samples with two workers (ours: threads), and time from restoring to a first batch",
         data_sets=("text",),
         metrics=("state_bytes", "save_s", "restore_s"),
         contenders=(
@@ -299,12 +303,12 @@ def _opening(programs: _Programs) -> Iterator[Row]:
 
 
 def _mixing(programs: _Programs) -> Iterator[Row]:
-    """What mixing costs with two to a thousand data sets, and the order of a blend of a hundred."""
+    """Rows for the cost of mixing two to a thousand datasets, and for the order of a blend of a hundred."""
     ours, blend = programs.ours, {"metadataset": METADATASET}
     leaf = ours("text", "plain", "single leaf")
     yield _rates(
         "blend-2",
-        f"1 KB text: two data sets mixed one to one, `TextSample`, {_BLOCKS}",
+        f"1 KB text: two datasets mixed one to one, `TextSample`, {_BLOCKS}",
         ["text", "text-2"],
         [
             ours("text-2", "plain", **blend),
@@ -317,14 +321,14 @@ def _mixing(programs: _Programs) -> Iterator[Row]:
     hundred = ours("text-100", "plain", **blend)
     yield _rates(
         "blend-100",
-        "1 KB text: a hundred data sets mixed, else as above",
+        "1 KB text: a hundred datasets mixed, otherwise as above",
         ["text", "text-100"],
         [hundred, leaf],
         {"single leaf": 0.5},
     )
     yield _rates(
         "blend-1000",
-        "1 KB text: a thousand data sets mixed, else as above",
+        "1 KB text: a thousand datasets mixed, otherwise as above",
         ["text-1000", "text-100"],
         [ours("text-1000", "plain", **blend), ours("text-100", "plain", "a hundred", **blend)],
         {"a hundred": 0.5},
@@ -332,7 +336,7 @@ def _mixing(programs: _Programs) -> Iterator[Row]:
     order = {"folder": programs.folder("text-100"), **blend, "batches": 200}
     yield Row(
         name="blend-100-order",
-        title="a hundred data sets mixed: the draws of the first million positions, and the state after 200 batches",
+        title="a hundred datasets mixed: drawing the first million positions, and the state after 200 batches",
         data_sets=("text-100",),
         metrics=("draws_s", "state_bytes"),
         contenders=(Contender(name="ours", module="order", call="order", arguments=order),),
@@ -340,7 +344,7 @@ def _mixing(programs: _Programs) -> Iterator[Row]:
     )
     yield Row(
         name="blend-1000-open",
-        title="a thousand data sets mixed: from the imports to the first batch, and what is held then",
+        title="a thousand datasets mixed: from the imports to the first batch, and memory and files in use then",
         data_sets=("text-1000",),
         metrics=("first_batch_s", "memory_mb", "open_files"),
         contenders=(ours("text-1000", None, call="first_batch", **blend, batches=20),),
@@ -349,7 +353,7 @@ def _mixing(programs: _Programs) -> Iterator[Row]:
 
 
 def _packing(programs: _Programs) -> Iterator[Row]:
-    """The rate of packing, its restoring, and how full packs become."""
+    """Rows for the rate of packing, for restoring it, and for how full packs become."""
     ours, energon = programs.ours, programs.energon
     yield _rates(
         "packing",
@@ -361,14 +365,14 @@ def _packing(programs: _Programs) -> Iterator[Row]:
     resumed = {"call": "resume", "batches": 500}
     yield Row(
         name="resume-packing",
-        title="state after 2,000 packs with full buffers and two workers (ours: threads), and from restoring it to the "
-        "first batch",
+        title="state after 2,000 packs with full buffers and two workers (ours: threads), and time from restoring to "
+        "the first batch",
         data_sets=("text",),
         metrics=("restore_s", "state_bytes", "save_s"),
         contenders=tuple(
             each("text", "pack-text", name, workers=workers, **resumed)
-            for workers, told in ((2, ""), (0, ", no workers"))
-            for each, name in ((ours, f"ours{told}"), (energon, f"energon{told}"))
+            for workers, label in ((2, ""), (0, ", no workers"))
+            for each, name in ((ours, f"ours{label}"), (energon, f"energon{label}"))
         ),
         targets=(_at_most("restore_s", 0.05, "energon"),),
     )
@@ -411,12 +415,12 @@ def _efficiency(lengths: str) -> Row:
 
 
 def _joining(programs: _Programs) -> Iterator[Row]:
-    """Building the index of a join, and reading its rows."""
+    """Rows for building the index of a join, and for reading its rows."""
     join = JOINS["tiny-join"]
     common = {"folder": programs.folder(join.name), "samples": join.data.samples}
     yield _prepare(
         "join-prepare",
-        "`prepare` of a metadataset that joins two prepared data sets of a million samples, whole process",
+        "`prepare` of a metadataset that joins two prepared datasets of a million samples, whole process",
         ["tiny", join.name],
         "prepare_join",
         ours={**common, "metadataset": OURS_YAML, "program": OURS},
@@ -443,12 +447,12 @@ def _joining(programs: _Programs) -> Iterator[Row]:
 
 
 def _torch(programs: _Programs) -> Iterator[Row]:
-    """The PyTorch adapter: Megatron-Energon's own program, run by both, with 0, 1 and 2 workers.
+    """Rows for the PyTorch adapter: Megatron-Energon's own program, run by both, with 0, 1 and 2 workers.
 
-    JPEGs ours decodes in two threads where there are no worker processes; what it does without those stands beside.
+    Ours decodes JPEGs in two threads if there are no worker processes; the row also shows its rate without the threads.
     """
     torch, energon, floor = programs.torch, programs.energon, programs.floor
-    told = ("no workers", "1 `DataLoader` worker", "2 `DataLoader` workers")
+    labels = ("no workers", "1 `DataLoader` worker", "2 `DataLoader` workers")
     for size, kind, data, program, bounds in (
         ("1 KB text", "text", "text-crude", "crude-text", (20, None, 8)),
         ("100 KB blobs", "blobs", "blob", "crude-blob", (4, None, None)),
@@ -456,7 +460,7 @@ def _torch(programs: _Programs) -> Iterator[Row]:
         for workers, bound in enumerate(bounds):
             yield _rates(
                 f"torch-{kind}-{workers}",
-                f"PyTorch, {size} + json: {_CRUDE}, shuffled 100/100, batches of 32, {told[workers]}",
+                f"PyTorch, {size} + json: {_CRUDE}, shuffled 100/100, batches of 32, {labels[workers]}",
                 [data.removesuffix("-crude")],
                 [torch(data, program, workers=workers), energon(data, program, workers=workers)],
                 {"energon": bound},
@@ -469,7 +473,7 @@ def _torch(programs: _Programs) -> Iterator[Row]:
                 torch("jpeg", "torchrgb", **threads),
                 torch("jpeg", "torchrgb", "ours, no threads", workers=0),
             ]
-        where = told[workers] if workers else "no worker processes (ours: 2 threads)"
+        where = labels[workers] if workers else "no worker processes (ours: 2 threads)"
         yield _rates(
             f"torch-jpeg-{workers}",
             f"PyTorch, 256 x 256 JPEG + caption, image_decode='torchrgb', batches of 32, {where}",
@@ -485,8 +489,8 @@ def _torch(programs: _Programs) -> Iterator[Row]:
     resumed = {"call": "resume", "batches": _STEPS_OF_100_160, "workers": 2, "shuffle_buffer": 1_000}
     yield Row(
         name="torch-state",
-        title="PyTorch, state after 100,160 texts with two workers and a shuffle buffer of 1,000, and from restoring "
-        "it to the first batch",
+        title="PyTorch, state after 100,160 texts with two workers and a shuffle buffer of 1,000, and time from "
+        "restoring to the first batch",
         data_sets=("text",),
         metrics=("state_bytes", "save_s", "restore_s"),
         contenders=(
@@ -498,7 +502,7 @@ def _torch(programs: _Programs) -> Iterator[Row]:
 
 
 def _array_record(programs: _Programs) -> Iterator[Row]:
-    """Ours over ArrayRecord files beside Grain's own pipeline over ArrayRecord files of the same samples."""
+    """Rows for ours over ArrayRecord files, beside Grain's own pipeline over ArrayRecord files of the same samples."""
     yield _rates(
         "array-record",
         "1 KB text in ArrayRecord files: `TextSample`, shuffled, batches of 32, one process",
@@ -518,17 +522,17 @@ _PAGES_MB = 236
 
 
 def _bucket(programs: _Programs) -> Iterator[Row]:
-    """Data in a bucket."""
+    """Rows for data in a bucket."""
     data, samples = "bucket", DATA_SETS["bucket"].samples
     metrics = (_RATE, "first_batch_s", "requests", "fetched_mb")
 
     def ours(name: str = "ours", call: str = "first_pass", **more: Any) -> Contender:
-        told = {"programs": "benchmarks.ours", "url": f"s3://{BUCKET}/{data}", "program": "crude-blob", **more}
-        return Contender(name=name, module="object_store", call=call, arguments={"samples": samples, **told})
+        arguments = {"programs": "benchmarks.ours", "url": f"s3://{BUCKET}/{data}", "program": "crude-blob", **more}
+        return Contender(name=name, module="object_store", call=call, arguments={"samples": samples, **arguments})
 
     def energon(**more: Any) -> Contender:
-        told = {"programs": "benchmarks.peers.energon", "url": f"msc://{BUCKET}/{data}", "program": "crude-blob"}
-        arguments = {"samples": samples, **told, **more}
+        arguments = {"programs": "benchmarks.peers.energon", "url": f"msc://{BUCKET}/{data}", "program": "crude-blob"}
+        arguments = {"samples": samples, **arguments, **more}
         return Contender(
             name="energon", module="object_store", call="first_pass", arguments=arguments, in_peer_python=True
         )
@@ -544,7 +548,7 @@ def _bucket(programs: _Programs) -> Iterator[Row]:
     served = {"metrics": metrics, "served": data}
     yield _rates(
         "bucket",
-        "100 KB blobs + json in a bucket: the first pass, from opening on; crude data set, cooker into two fields, "
+        "100 KB blobs + json in a bucket: the first pass, including opening; crude dataset, cooker into two fields, "
         "shuffled 100/100, batches of 32, one process",
         [data],
         [
@@ -561,7 +565,7 @@ def _bucket(programs: _Programs) -> Iterator[Row]:
     slow = {"latency_s": _LATENCY_S}
     yield _rates(
         "bucket-latency",
-        f"the same with {_LATENCY_S * 1000:.0f} ms before each answer",
+        f"the same with {_LATENCY_S * 1000:.0f} ms before each response",
         [data],
         [
             ours(**slow),
@@ -577,7 +581,7 @@ def _bucket(programs: _Programs) -> Iterator[Row]:
     passes = {"call": "passes", "warm": 1, "count": 5}
     yield _rates(
         "bucket-cached",
-        "the same, from the second to the sixth pass of one process: all blocks are in the cache",
+        "the same, from the second to the sixth pass of one process, with all blocks in the cache",
         [data],
         [ours(**passes), ours("ours, local files", url=programs.folder(data), **passes)],
         {"ours, local files": 0.9},
@@ -587,8 +591,8 @@ def _bucket(programs: _Programs) -> Iterator[Row]:
     cases = [(order, hosts, 1_000) for order in _ORDERS for hosts in (1, 2, 8)]
     yield Row(
         name="bucket-fetched",
-        title=f"10 KB samples, {_PAGES_MB} MB in all, in blocks of 100: what all hosts together fetch in the first "
-        "pass when 100 MB may be fetched ahead by all, and the most that one of them has fetched and not yet used",
+        title=f"10 KB samples, {_PAGES_MB} MB in total, in blocks of 100: what all hosts together fetch in the first "
+        "pass if they may fetch 100 MB ahead in total, and the most that one host has fetched and not yet used",
         data_sets=("pages",),
         served="pages",
         metrics=("requests", "fetched_mb", "times_data", "ahead_mb"),
@@ -600,7 +604,7 @@ _ORDERS = ("ours: block shuffle", "full shuffle")
 
 
 def _fetched(programs: _Programs, order: str, hosts: int, cache_mb: int) -> Contender:
-    room = "" if cache_mb > _PAGES_MB else f", cache of {cache_mb} MB"
+    limited = "" if cache_mb > _PAGES_MB else f", cache of {cache_mb} MB"
     arguments = {
         "url": f"s3://{BUCKET}/pages",
         "original": programs.folder("pages"),
@@ -610,5 +614,5 @@ def _fetched(programs: _Programs, order: str, hosts: int, cache_mb: int) -> Cont
         "cache_mb": cache_mb,
         "ahead_mb": 100 / hosts,
     }
-    name = f"{order}, {hosts} host{'s' if hosts > 1 else ''}{room}"
+    name = f"{order}, {hosts} host{'s' if hosts > 1 else ''}{limited}"
     return Contender(name=name, module="object_store_hosts", call="fetched", arguments=arguments)

@@ -25,13 +25,15 @@ from benchmarks.rows import table
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="One second and three rounds a measurement.")] = False,
-    only: Annotated[list[str] | None, typer.Option(metavar="ROW", help="Measure this row. Repeatable.")] = None,
-    without: Annotated[list[str] | None, typer.Option(metavar="PROGRAM", help="Leave this out. Repeatable.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Three rounds of one second per measurement.")] = False,
+    only: Annotated[list[str] | None, typer.Option(metavar="ROW", help="Measure only this row. Repeatable.")] = None,
+    without: Annotated[list[str] | None, typer.Option(metavar="PROGRAM", help="Skip this program. Repeatable.")] = None,
     rounds: Annotated[int, typer.Option(help="Measurements of each program. Default: 5.")] = 0,
     seconds: Annotated[float, typer.Option(help="Length of a measurement. Default: 3.")] = 0.0,
-    cache: Annotated[Path, typer.Option(help="Folder for the data sets, 15 GB.")] = CACHE,
-    output: Annotated[Path | None, typer.Option(help="Default: RESULTS.md for a full run, else in the cache.")] = None,
+    cache: Annotated[Path, typer.Option(help="Folder for the datasets (15 GB).")] = CACHE,
+    output: Annotated[
+        Path | None, typer.Option(help="Default: RESULTS.md for a full run, otherwise a file in the cache.")
+    ] = None,
 ) -> None:
     cache = cache.resolve()
     rounds, seconds = rounds or (3 if quick else 5), seconds or (1.0 if quick else 3.0)
@@ -40,12 +42,12 @@ def main(
     build_needed(cache, dict.fromkeys(name for row in rows for name in row.data_sets))
 
     results: list[RowResult] = []
-    settings = {"rounds": rounds, "seconds a measurement": seconds}
+    settings = {"rounds": rounds, "seconds per measurement": seconds}
     for row in rows:
         with bucket_of(cache / row.served) if row.served else nullcontext():
             results.append(_run(row, rounds, without or ()))
         print("\n".join(report.details(results[-1])), flush=True)
-        # After every row: a run that is ended early leaves what it has.
+        # Written after every row, so that an interrupted run leaves the rows that it has.
         page.write_text(report.page(results, describe(cache), settings) + "\n")
     print("\n".join(report.summary(results)))
     print(f"\nwritten to {page}", file=sys.stderr)
@@ -56,22 +58,22 @@ def main(
 
 
 def chosen(rows: Sequence[Row], names: Collection[str] | None) -> list[Row]:
-    """The rows of these names; by default all."""
+    """Return the rows of these names; by default all."""
     if unknown := set(names or ()) - {row.name for row in rows}:
-        sys.exit(f"no row named {', '.join(sorted(unknown))}; there are {', '.join(row.name for row in rows)}")
+        sys.exit(f"unknown row {', '.join(sorted(unknown))}; the rows are: {', '.join(row.name for row in rows)}")
     return [row for row in rows if not names or row.name in names]
 
 
 def build_needed(cache: Path, names: Iterable[str]) -> None:
-    """Write the data sets, mixtures and joins of these names that `cache` lacks."""
+    """Write the datasets, mixtures and joins of these names that `cache` lacks."""
     cache.mkdir(parents=True, exist_ok=True)
     build(cache, names)
 
 
 def _run(row: Row, rounds: int, without: Sequence[str]) -> RowResult:
-    """All contenders in turns: ours, peer, peer, ours, peer, peer, …, so that a busy machine meets all alike."""
+    """Run all contenders in turns (ours, peer, peer, ours, peer, peer, …), so that a busy machine affects all alike."""
     result = RowResult(row=row)
-    contenders = [one for one in row.contenders if one.available() and one.name not in without]
+    contenders = [contender for contender in row.contenders if contender.available() and contender.name not in without]
     for turn in range(rounds):
         for contender in contenders:
             if contender.name in result.failures:

@@ -1,4 +1,4 @@
-"""How throughput is measured, the same for every contender. Standard library only."""
+"""Measure throughput, in the same way for every contender. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def steady(
 ) -> dict[str, Any]:
     """Build the loader, let it warm up, then count what it delivers.
 
-    `make` is called after all imports. `weigh` returns (samples, payload bytes) of a batch and so looks at every
-    value once. Returned: `first_batch_s` from `make` to the first batch, and rates over at least `seconds` that
-    begin `warmup_s` after the first batch.
+    `make` is called after all imports. `weigh` returns (samples, payload bytes) of a batch, and so accesses every value
+    once. The result has `first_batch_s`, the time from `make` to the first batch, and rates over at least `seconds`
+    that begin `warmup_s` after the first batch.
     """
     started = time.perf_counter()
     batches = make()
@@ -46,14 +46,14 @@ def steady(
     return {
         "samples_per_s": samples / elapsed,
         "payload_mb_per_s": payload / elapsed / 1e6,
-        "samples_per_cpu_s": samples / cpu,  # of this process alone: says nothing where workers do the work
+        "samples_per_cpu_s": samples / cpu,  # of this process alone: meaningless if workers do the work
         "first_batch_s": first_batch_s,
         "samples": samples,
     }
 
 
 def weigh_column(values: Any) -> tuple[int, int]:
-    """Samples and payload of one field of a batch: a list of bytes, str or arrays, or one stacked array."""
+    """Return samples and payload of one field of a batch: a list of bytes, str or arrays, or one stacked array."""
     if hasattr(values, "nbytes"):
         return len(values), int(values.nbytes)
     if len(values) and hasattr(values[0], "nbytes"):

@@ -1,6 +1,6 @@
-"""Text to tokens to packs of 4,096, the same code for energon-grain and for Megatron-Energon; and lengths to pack.
+"""Text to tokens to packs of 4,096 (the same code for energon-grain and for Megatron-Energon), and lengths to pack.
 
-Only numpy.
+Needs only numpy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from benchmarks.contents import prose, text
 
 CAPACITY = 4096
-BUFFER = 100  # samples that are candidates at once
+BUFFER = 100  # samples that are candidates at a time
 _SAMPLES = 6_000
 
 Lengths = npt.NDArray[np.int64]  # (6,000,)
@@ -28,34 +28,34 @@ def _vocabulary() -> dict[str, int]:
 
 
 def prepare_vocabulary() -> None:
-    """Count the words before a clock starts."""
+    """Count the words before timing begins."""
     _vocabulary()
 
 
 def tokenize(text: str) -> npt.NDArray[np.int32]:  # (words,)
-    """Numbers of the words between white space; 0 for one that was cut off."""
+    """Return the numbers of the words between white space; 0 for a word that was cut off."""
     number = _vocabulary().get
     return np.array([number(word, 0) for word in text.split()], np.int32)
 
 
 def greedy_packs(samples: list[Any]) -> list[list[Any]]:
-    """Pack after pack, each with the longest samples that still fit."""
+    """Fill pack after pack, each with the longest samples that still fit."""
     left = sorted(samples, key=lambda sample: len(sample.tokens))
     sizes = [len(sample.tokens) for sample in left]
     packs: list[list[Any]] = []
     while left:
         pack: list[Any] = []
-        room, end = CAPACITY, len(left)
+        available, end = CAPACITY, len(left)
         while end:
             pack.append(left.pop(end - 1))
-            room -= sizes.pop(end - 1)
-            end = bisect_right(sizes, room, 0, end - 1)
+            available -= sizes.pop(end - 1)
+            end = bisect_right(sizes, available, 0, end - 1)
         packs.append(pack)
     return packs
 
 
 def join(arrays: list[npt.NDArray[np.int32]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Tokens one after the other, padded with zeros to `CAPACITY`; and the number of each one's sample, from 1 on."""
+    """Concatenate the tokens, padded with zeros to `CAPACITY`; also return each token's sample number, from 1."""
     tokens = np.zeros(CAPACITY, np.int32)
     segments = np.zeros(CAPACITY, np.int32)
     sizes = [len(array) for array in arrays]
@@ -71,7 +71,7 @@ def _texts() -> Lengths:
 
 
 def _documents() -> Lengths:
-    """log-normal lengths as documents have them (median 521, 24 to 4,096)"""
+    """log-normal lengths, as documents have them (median 521, 24 to 4,096)"""
     lengths = np.random.default_rng(6).lognormal(np.log(CAPACITY / 8), 0.9, _SAMPLES)
     return lengths.clip(1, CAPACITY).astype(np.int64)
 
@@ -82,11 +82,11 @@ def _uniform() -> Lengths:
 
 
 LENGTHS: dict[str, Callable[[], Lengths]] = {"texts": _texts, "documents": _documents, "uniform": _uniform}
-"""Lengths in tokens that packers are compared on; the same numbers for the same name."""
+"""The token lengths that packers are compared on; a name always gives the same numbers."""
 
 
-def bins_of_a_buffer(lengths: Lengths) -> int:
-    """The packs that hold as many tokens as a buffer of samples, rounded up."""
+def bins_of_buffer(lengths: Lengths) -> int:
+    """Return the number of packs that hold as many tokens as a buffer of samples, rounded up."""
     return -(-BUFFER * int(lengths.sum()) // (len(lengths) * CAPACITY))
 
 
@@ -95,4 +95,4 @@ LAWS: dict[str, Callable[[np.random.Generator, int], Lengths]] = {
     "log-normal": lambda chance, n: np.clip(chance.lognormal(6.2, 1.1, n), 16, 8192).astype(np.int64),
     "uniform": lambda chance, n: chance.integers(1, CAPACITY + 1, n),
 }
-"""What costs of samples are drawn by where plans are made of them: (n,) tokens."""
+"""Distributions of sample costs for the benchmarks of plans: (n,) tokens."""

@@ -1,10 +1,10 @@
-"""What a tokenizer gains where `encode_samples` gives it lists: `python -m benchmarks.tokenizing` prints a table.
+"""Measure what a tokenizer gains if `encode_samples` passes it lists: `python -m benchmarks.tokenizing` prints a table.
 
-A byte-pair encoding of 8,000 tokens, trained on the text that the data sets are cut from, tokenizes texts of 100 bytes
-to 8 KB in a loader of one process. In turns: a round runs `encode_sample` (`encode`, text by text) and `encode_samples`
-(`encode_batch`, and `encode_batch_fast`, which leaves out where in the text a token stands) once each, over as many
-threads as there are cores and in a single one (`TOKENIZERS_PARALLELISM`); the best round of each counts. It exits with
-1 if lists do not pay.
+A byte-pair encoding with 8,000 tokens, trained on the text that the datasets are cut from, tokenizes texts of 100 bytes
+to 8 KB in a loader with one process. The programs take turns: each round runs `encode_sample` (`encode`, text by text)
+and `encode_samples` (`encode_batch`, and `encode_batch_fast`, which leaves out the offsets of the tokens) once each,
+over as many threads as there are cores and in a single thread (`TOKENIZERS_PARALLELISM`); the best round of each
+counts. The exit code is 1 if lists bring no gain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TARGET = 1.2
 
 
 def trained() -> tokenizers.Tokenizer:
-    """A byte-pair encoding of what the texts are cut from."""
+    """Train a byte-pair encoding on the text that the datasets are cut from."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=8_000, show_progress=False)
@@ -45,7 +45,7 @@ def trained() -> tokenizers.Tokenizer:
 
 
 class OneByOne(TaskEncoder):
-    """Texts to tokens, one at a time."""
+    """Turns texts into tokens, one at a time."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -56,7 +56,7 @@ class OneByOne(TaskEncoder):
 
 
 class ManyAtOnce(TaskEncoder):
-    """The same, many at a time; `method` of the tokenizer."""
+    """Does the same with many texts at a time, by `method` of the tokenizer."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, method: str) -> None:
         self.encode_all = getattr(tokenizer, method)
@@ -69,7 +69,7 @@ class ManyAtOnce(TaskEncoder):
 
 
 def texts(folder: Path, size: int) -> Path:
-    """A dataset of texts of `size` bytes."""
+    """Write a dataset of texts of `size` bytes."""
     words = prose().decode()
     places = np.random.default_rng(size).integers(0, len(words) - size, 8_000_000 // size).tolist()
     write_tars(folder, ({"__key__": f"{n:06d}", "txt": words[at : at + size]} for n, at in enumerate(places)), shards=4)
@@ -78,7 +78,7 @@ def texts(folder: Path, size: int) -> Path:
 
 
 def stream(folder: Path, encoder: TaskEncoder) -> Stream:
-    """Endless batches of 32, of which some have been taken."""
+    """Return a stream of endless batches of 32, after some batches have been taken."""
     dataset = get_train_dataset(
         folder,
         batch_size=32,
@@ -93,7 +93,7 @@ def stream(folder: Path, encoder: TaskEncoder) -> Stream:
 
 
 def rate(stream: Stream) -> float:
-    """Samples a second."""
+    """Return samples per second."""
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < SECONDS:
         next(stream)
@@ -106,7 +106,7 @@ def main() -> None:
     tokenizer = trained()
     encoders = [OneByOne(tokenizer), ManyAtOnce(tokenizer, "encode_batch"), ManyAtOnce(tokenizer, "encode_batch_fast")]
     most = 0.0
-    print("| bytes of a text | threads | `encode`, samples/s | `encode_batch` | `encode_batch_fast` |")
+    print("| bytes per text | threads | `encode`, samples/s | `encode_batch` | `encode_batch_fast` |")
     for size in SIZES:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
             path = texts(Path(folder), size)

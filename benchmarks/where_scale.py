@@ -1,10 +1,11 @@
-"""What a view costs: evaluating `where` over many samples, holding what is kept, finding it, and reading it.
+"""Measure what a view costs: evaluating `where` over many samples, storing the selection, looking it up, and reading.
 
     python -m benchmarks.where_scale --samples 1e6,1e7,1e8
 
-Indices and columns are made up, without tars; 100 million samples take 10 GB of disk. Seconds and memory are those of
+Indices and columns are synthetic, without tars; 100 million samples take 10 GB of disk. Seconds and memory are those of
 opening a source with `where`, in a process of its own, beyond those of opening it without. Reading is measured on a
-small dataset of texts: samples a second of a view that keeps every second sample, over those of the whole, interleaved.
+small dataset of texts: samples per second of a view that keeps every second sample, relative to the whole dataset, in
+turns.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ def make_columns(root: Path, samples: int) -> None:
 
 
 def highest_mb() -> float:
-    """The most memory that this process ever had."""
+    """Return the peak memory of this process."""
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1024
 
 
 def evaluate(root: str, where: str, shuffled: bool) -> dict[str, float]:
-    """Open a view and use it."""
+    """Open a view, use it, and return its costs."""
     from energon_grain.kinds.tar.source import WebDatasetSource
     from energon_grain.samplers.expression import Expression
 
@@ -63,7 +64,7 @@ def evaluate(root: str, where: str, shuffled: bool) -> dict[str, float]:
     seconds = time.perf_counter() - started
     peak = highest_mb() - before
     selection = view._selection
-    held = [getattr(selection, name) for name in selection.__slots__]
+    arrays = [getattr(selection, name) for name in selection.__slots__]
     indices = np.random.default_rng(0).integers(0, len(view), (200, 4096))
     selected = time.perf_counter()
     for each in indices:
@@ -77,7 +78,7 @@ def evaluate(root: str, where: str, shuffled: bool) -> dict[str, float]:
         "kept": len(view) / len(whole),
         "seconds": seconds,
         "peak_bytes": peak * 2**20 / len(whole),
-        "held_bits": sum(each.nbytes for each in held if isinstance(each, np.ndarray)) * 8 / len(whole),
+        "held_bits": sum(each.nbytes for each in arrays if isinstance(each, np.ndarray)) * 8 / len(whole),
         "select_ns": selected * 1e9,
         "pickle_mb": len(copy) / 2**20,
         "copy_ms": copied * 1e3,
@@ -85,7 +86,7 @@ def evaluate(root: str, where: str, shuffled: bool) -> dict[str, float]:
 
 
 def reading(folder: Path, samples: int, rounds: int) -> tuple[float, float]:
-    """Samples a second through the loader, of the whole and of a view."""
+    """Return samples per second through the loader, of the whole dataset and of a view."""
     from energon_grain import get_loader, get_train_dataset
     from energon_grain.testing import make_text_dataset
 
@@ -119,8 +120,8 @@ def main(samples: str = "1e6,1e7", scratch: str | None = None) -> None:
             for shuffled in (False, True):
                 for name, where in CONDITIONS.items():
                     found = ask("where_scale", "evaluate", root=str(root), where=where, shuffled=shuffled)
-                    said = " ".join(f"{what} {number:.3g}" for what, number in found.items())
-                    print(f"{count:>12,} {name:14} {'shuffled' if shuffled else 'in order'}: {said}", flush=True)
+                    shown = " ".join(f"{label} {number:.3g}" for label, number in found.items())
+                    print(f"{count:>12,} {name:14} {'shuffled' if shuffled else 'in order'}: {shown}", flush=True)
             shutil.rmtree(root)
 
 

@@ -1,10 +1,10 @@
-"""Time writing a dataset: ours in one pass, webdataset's `ShardWriter` with `prepare` behind it, LitData's `optimize`.
+"""Time writing a dataset: ours in one pass, webdataset's `ShardWriter` and then `prepare`, and LitData's `optimize`.
 
     PYTHONPATH=. .venv-peers/bin/python -m benchmarks.write [--mb 256] [--repeat 3]
 
-All write the same bytes that are there already, with nothing encoded, in shards (chunks) of 64 MB, until one could
-train on them. Each runs in a process of its own, which is timed without its start; a contender that is not installed is
-said to be. `fsync` is ours alone: the others leave their bytes to the system.
+All programs write the same bytes, which need no encoding, in shards (chunks) of 64 MB, until training on them is
+possible. Each runs in a process of its own, and its start is not timed; a contender that is not installed is listed as
+such. Only ours calls `fsync`: the others leave writing to disk to the system.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ NEEDS = {"webdataset + prepare": "webdataset", "litdata": "litdata"}
 
 
 def once(name: str, count: int, size_bytes: int) -> dict[str, float]:
-    """Seconds of one contender."""
+    """Return the seconds of one contender."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         CONTENDERS[name](Path(folder, "new"), count, size_bytes)
@@ -90,7 +90,7 @@ def main(mb: Annotated[int, typer.Option(help="Payload of each run.")] = 256, re
     for what, size_bytes in SIZES.items():
         count = mb * 1_000_000 // size_bytes
         best = dict.fromkeys(installed, math.inf)
-        for _ in range(repeat):  # one after the other, so that a busy machine is busy for all
+        for _ in range(repeat):  # in turns, so that a busy machine affects all alike
             for name in installed:
                 found = ask("write", "once", name=name, count=count, size_bytes=size_bytes)
                 best[name] = min(best[name], found["seconds"])

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact, elastic and fast data loading for Energon WebDatasets, for JAX through Grain and for PyTorch.
+"""Deterministic, resumable data loading for Energon WebDatasets, for JAX through Grain and for PyTorch.
 
-Everything below is imported when it is first used: `import energon_grain` by itself costs next to nothing, and neither
-Grain nor JAX is loaded before a loader is made.
+The names below are imported on first use. `import energon_grain` is cheap: it loads neither Grain nor JAX.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three rates of loading, measured on the user's own data: storage, the work on samples, and the pipeline.
+"""Benchmark loading on the user's own data: the rates of storage, sample work, and the whole pipeline.
 
-*Storage* reads samples and does nothing with them, as in the first epoch (files dropped from memory; objects past the
-cache on disk) and again as in later ones. *Work* decodes, calls hooks and makes batches of what was read, in one
-thread, with a clock on each stage. The *pipeline* delivers batches to a loop that does nothing with them.
+*Storage* reads samples without processing them: once as in the first epoch (files dropped from the page cache, objects
+read past the disk cache), and once as in later epochs. *Work* decodes samples, calls hooks and makes batches of data
+already read, in one thread, with a timer on each stage. The *pipeline* delivers batches to a loop that ignores them.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from energon_grain.transforms.image import IMAGE_EXTENSIONS
 from energon_grain.watch.stream import Stream
 
 _SAMPLES = 20_000
-"""That are read at most: the first of the stream, and no more than one pass over the data."""
+"""Maximum number of samples to read: the first of the stream, and at most one pass over the data."""
 _CHUNK, _WORK_CHUNK, _WORK_CHUNK_SECONDS = 1024, 64, 0.1
 _COLD = 3.0
-"""Files that are so much slower when they are not in memory are worth the advice."""
+"""Slowdown of files outside the page cache that justifies the advice."""
 _BUSY = 0.8
-"""Of what all workers could make of samples that are there: a pipeline that gives more does not wait for storage."""
+"""Share of the rate that all workers could reach without waiting. A pipeline above it does not wait for storage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """How fast samples were read, and the bytes of their parts."""
+    """Rate of reading samples, and the bytes of their parts."""
 
     samples_per_s: float
     bytes_per_s: float
@@ -58,13 +58,13 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """Part of the work on a sample: `decode`, a hook by its name, or `batch`, in one thread.
+    """One stage of the work on a sample, in one thread: `decode`, a hook by its name, or `batch`.
 
     Attributes:
-        name: Which.
-        microseconds: A sample.
-        share: Of the time of all stages, 0 to 1.
-        serial: Whether it runs in one thread at a time, however many there are.
+        name: Name of the stage.
+        microseconds: Time per sample.
+        share: Share of the time of all stages, 0 to 1.
+        serial: Whether it runs in only one thread at a time, regardless of the number of threads.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """The pipeline with one number of workers; of items, where lanes filter, pack, group or generate."""
+    """The pipeline with one number of workers. Rates count items if lanes filter, pack, group or generate."""
 
     workers: int
     samples_per_s: float
@@ -84,28 +84,29 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """Everything that was measured.
+    """All measurements.
 
     Attributes:
-        path: What was measured, as it was given.
-        samples: Of all datasets.
-        sample_bytes: Bytes that reading a sample takes, on average.
-        batch_size: Samples of a batch.
-        block: Consecutive samples that are read together; None: each by itself.
-        largest_block: Of how many samples there would be blocks for all lanes.
+        path: The measured dataset, as given.
+        samples: Samples in all datasets.
+        sample_bytes: Average number of bytes read per sample.
+        batch_size: Samples per batch.
+        block: Consecutive samples that are read together; None: samples are read one by one.
+        largest_block: The largest block size that gives every lane a block.
         worker_type: `thread` or `process`.
-        cores: That this process may use.
-        images: Whether there are images among the parts.
-        items: Whether the pipeline delivers items, not the samples that were read.
-        in_store: Whether some of the data lies in an object store.
-        first: Reading as in the first epoch: of a store past the cache on disk, fetched ahead of need. None: what is
-            read are no files of this machine that can be dropped from memory.
-        later: Reading as in later epochs: out of memory, of a store out of the cache. None: it keeps nothing.
-        work: Stages in their order.
-        work_per_s: Samples that one thread makes of what was read.
-        pipeline: By number of workers, ascending.
-        dropped: How many samples and batches the work dropped, by hook and error.
-        notes: What limits the figures.
+        cores: Cores that this process may use.
+        images: Whether any part is an image.
+        items: Whether the pipeline delivers items that differ from the samples read.
+        in_store: Whether some of the data is in an object store.
+        first: Rate of reading as in the first epoch: for an object store, past the disk cache, with prefetching. None:
+            the data is not in local files that can be dropped from the page cache.
+        later: Rate of reading as in later epochs: from memory, or, for an object store, from the cache. None: the store
+            is not cached.
+        work: Stages in order.
+        work_per_s: Samples per second of one thread on data already read.
+        pipeline: Runs by number of workers, ascending.
+        dropped: Number of samples and batches dropped by the work, by hook and error.
+        notes: Limitations of the measurements.
     """
 
     path: str
@@ -134,12 +135,12 @@ class Figures:
 
     @property
     def slowest(self) -> Stage:
-        """The stage that takes most of the work."""
+        """The stage with the largest share of the work."""
         return max(self.work, key=lambda stage: stage.share)
 
     @property
     def bound(self) -> Literal["storage", "work", "pipeline"]:
-        """What limits the rate: reading, the work on samples, or neither but planning and handing over."""
+        """The limit of the rate: reading, the work on samples, or (with neither) planning and delivery."""
         if self.in_store:
             return "storage" if self._waits_for_store() else "work"
         best, first, later = self.best.samples_per_s, self.first, self.later
@@ -169,8 +170,8 @@ def measure(
 ) -> Figures:
     """Measure storage, work and the pipeline, in about `5 + len(workers)` times `seconds`.
 
-    Numbers of workers beyond that of cores are left out. Nothing is written but the cache of what lies in an object
-    store. Raises as loading does: EmptyDatasetError, ReadError, FatalSampleError.
+    Worker counts above the number of cores are left out. The only files written are the cache of data in object stores.
+    Raises the errors of loading: EmptyDatasetError, ReadError, FatalSampleError.
     """
     cores = usable_cores()
     chosen = sorted({number for number in workers if number <= cores} or {cores})
@@ -214,7 +215,7 @@ def _has_images(stage: PureStage) -> bool:
 
 
 def _blocks(spec: StreamSpec) -> tuple[int | None, int]:
-    """The smallest run of neighbours of leaves that are shuffled, and the largest that they can have."""
+    """Return the smallest block of the shuffled leaves, and the largest possible one."""
     orders = [leaf.order for leaf in spec.leaves if leaf.order.shuffle]
     block = min((order.block for order in orders if order.block is not None), default=None)
     return block, max((order.n * order.passes // spec.lanes for order in orders), default=0)
@@ -222,9 +223,9 @@ def _blocks(spec: StreamSpec) -> tuple[int | None, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Storage:
-    """How fast storage is when it is asked for the first time and again.
+    """Rates of storage on first and later reads.
 
-    `past` is the stream as it reads past the cache; of a dataset on local disks it is the stream itself.
+    `past` is the stream that reads past the cache; for a dataset on local disks, it is the stream itself.
     """
 
     past: StreamSpec
@@ -260,27 +261,27 @@ def _storage(dataset: SavableDataset, spec: StreamSpec, stage: PureStage, second
 
 def _notes(spec: StreamSpec, cores: int, dropped: Counter[str], *, all_tried: bool) -> Iterator[str]:
     if not all_tried:
-        yield f"this process may use {cores} cores: no more workers than that are tried"
+        yield f"this process may use {cores} cores: larger numbers of workers are not measured"
     if spec.program is not None:
         yield (
-            "lanes filter, pack, group or generate here, which shows in the pipeline alone: its samples are the items "
-            "that come out"
+            "lanes filter, pack, group or generate, which only the pipeline measurement includes: its samples are "
+            "the resulting items"
         )
     fully = [leaf.leaf for leaf in spec.leaves if leaf.order.shuffle and leaf.order.block is None]
     refused = max((wanted_block(leaf) or 1 for leaf in fully), default=1)
     if refused > 1:
         yield (
-            f"blocks of {refused:,} samples would be fewer than the {spec.lanes} lanes that take turns to read one, so "
-            f"this dataset is shuffled fully"
+            f"blocks of {refused:,} samples would leave some of the {spec.lanes} lanes without a block, so this "
+            f"dataset is shuffled fully"
         )
     if dropped:
-        yield f"some were dropped: {', '.join(sorted(dropped))}; `energon-grain lint` lists what is broken"
+        yield f"some samples were dropped: {', '.join(sorted(dropped))}; `energon-grain lint` lists broken samples"
 
 
 def _chunks(spec: StreamSpec, stage: PureStage, size: int, ahead: LookAhead | None = None) -> Iterator[Chunk]:
-    """Chunks of the first samples of the stream, about one pass over the data: what comes again may take nothing.
+    """Yield chunks of the first samples of the stream, up to about one pass, because repeated reads may be cached.
 
-    Where lanes have a program, which alone knows its order, chunks of its feeds take turns.
+    If lanes have a program, only the program knows their order, so chunks alternate between its feeds.
     """
     left = min(_SAMPLES, sum(map(len, stage.sources)))
     batch_size = 1 if spec.batch is None else spec.batch.size
@@ -302,7 +303,7 @@ def _chunks(spec: StreamSpec, stage: PureStage, size: int, ahead: LookAhead | No
 
 
 def _read(stage: PureStage, chunks: Iterable[Chunk], seconds: float) -> tuple[list[Chunk], Rate]:
-    """Read chunk by chunk until they or the time are over, at least one; the ones that were read, and how fast."""
+    """Read chunks until they or the time end, at least one. Returns the chunks read, and the rate."""
     read: list[Chunk] = []
     began = time.perf_counter()
     for chunk in chunks:
@@ -318,9 +319,9 @@ def _read(stage: PureStage, chunks: Iterable[Chunk], seconds: float) -> tuple[li
 
 
 def _drop(stage: PureStage, chunks: Sequence[Chunk]) -> bool:
-    """Ask the kernel to drop the files of these chunks from memory; False: not all of them are files.
+    """Ask the kernel to drop the files of these chunks from the page cache. Returns False if some are not files.
 
-    It is a request: pages that another process has mapped stay, and so do those of some file systems.
+    The kernel may ignore the request: pages mapped by another process stay, and so do those of some file systems.
     """
     files: set[str] = set()
     for leaf, _, draws in itertools.chain.from_iterable(chunk.draws.by_leaf() for chunk in chunks):
@@ -329,13 +330,13 @@ def _drop(stage: PureStage, chunks: Sequence[Chunk]) -> bool:
         return False
     for path in files:
         with open(path, "rb") as file:
-            os.fsync(file.fileno())  # what was not written yet cannot be dropped
+            os.fsync(file.fileno())  # dirty pages cannot be dropped
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return True
 
 
 def _read_by(source: Any, indices: npt.NDArray[np.int64]) -> tuple[Sequence[Source], Sequence[Any]]:
-    """The sources that samples are read from, of a join those of its members, and their numbers there."""
+    """Return the sources that hold the samples (for a join, its members), and the sample numbers in each."""
     if not hasattr(source, "members"):
         return [source], [indices]
     return source.members, [own[own >= 0] for own in source.samples(indices).T]
@@ -349,23 +350,23 @@ def _files(source: Source, indices: npt.NDArray[np.int64]) -> set[str]:
 
 
 def _work(spec: StreamSpec, stage: PureStage, seconds: float) -> tuple[tuple[Stage, ...], Counter[str]]:
-    """Take chunks through decoding, hooks and batching in turn; what each takes, and what was dropped.
+    """Run decoding, hooks and batching on chunks in turn. Returns the time of each stage, and the drops.
 
-    Batches are made where they are made of consecutive samples; lanes that filter, pack or group are not run.
+    Batches are made only of consecutive samples; the programs of lanes that filter, pack or group do not run.
     """
-    done = _Done(spec, stage)
+    work = _Work(spec, stage)
     deadline = time.perf_counter() + seconds
     for number, chunk in enumerate(_growing_chunks(spec, stage)):
-        if number in (1, 2):  # those before were to warm up
-            done.forget()
-        done.take(chunk)
+        if number in (1, 2):  # the first two chunks warm up
+            work.forget()
+        work.take(chunk)
         if number and time.perf_counter() >= deadline:
             break
-    return done.stages(), done.dropped
+    return work.stages(), work.dropped
 
 
 def _growing_chunks(spec: StreamSpec, stage: PureStage) -> Iterator[Chunk]:
-    """A small one to import what decodes, the same to see how long it takes, and then as large ones as fit."""
+    """Yield a small chunk to import the decoders, the same chunk again to time it, then chunks as large as fit."""
     first = next(_chunks(spec, stage, _WORK_CHUNK))
     yield first
     began = time.perf_counter()
@@ -374,8 +375,8 @@ def _growing_chunks(spec: StreamSpec, stage: PureStage) -> Iterator[Chunk]:
     yield from itertools.cycle(list(_chunks(spec, stage, min(max(fit, _WORK_CHUNK), _CHUNK))))
 
 
-class _Done:
-    """The work on chunks so far: its spans, and what was dropped."""
+class _Work:
+    """Work on chunks: its spans, and the drops."""
 
     def __init__(self, spec: StreamSpec, stage: PureStage) -> None:
         self.dropped: Counter[str] = Counter()
@@ -441,36 +442,36 @@ def _pipeline(
 ) -> tuple[Run, ...]:
     """Run the stream with each number of workers, from its beginning.
 
-    Before that the largest number runs unmeasured, so that what the first one reads is in memory as it will be for the
-    last one. What comes from a store past the cache is as far away for the last one as for the first, so nothing is run
-    before; and a run ends with the first pass (of `whole_pass` samples), after which samples are in memory.
+    For local data, the largest number first runs unmeasured, to bring the data into memory equally for all runs. Data
+    read from a store past the cache is equally remote for all runs, so there is no warm-up; a run then ends with the
+    first pass (of `whole_pass` samples), because later passes read from memory.
     """
     runs: list[Run] = []
     for number in workers if whole_pass else (max(workers), *workers):
         show("warming up" if not (whole_pass or runs) else f"pipeline, {number} workers")
         began = time.perf_counter()
-        with Stream(spec, replace(config, num_workers=number, global_error_handler=_say_nothing)) as stream:
+        with Stream(spec, replace(config, num_workers=number, global_error_handler=_ignore_failure)) as stream:
             next(stream)
             first = time.perf_counter()
             before = stream.samples
             samples, end = _run(stream, seconds, whole_pass)
-        # What a store sent while the first batch was waited for was fetched ahead: it counts with the time it took.
+        # Data that a store sent while the first batch was pending was prefetched: count it, with the time it took.
         rate = (before + samples) / (end - began) if whole_pass else samples / max(1e-9, end - first)
         runs.append(Run(workers=number, samples_per_s=max(1e-9, rate), first_batch_s=first - began))
     return tuple(runs if whole_pass else runs[1:])
 
 
 def _run(stream: Stream, seconds: float, whole_pass: int) -> tuple[int, float]:
-    """Run a stream for a time, or to the end of the first pass of `whole_pass` samples: samples, and when it ended."""
+    """Run a stream for a time, or until the first pass of `whole_pass` samples ends. Returns samples and end time."""
     first = end = time.perf_counter()
     before = stream.samples
     samples, over = 0, 0 < whole_pass <= before
     while not over:
         if next(stream, None) is None:
-            iter(stream)  # a finite stream begins its next pass
+            iter(stream)  # a finite stream starts its next pass
         now = time.perf_counter()
-        # Batches come in bursts, a chunk of them at once. The one that goes beyond the time opened a chunk that will
-        # not be delivered, so what counts ends before it.
+        # Batches arrive in bursts of one chunk. The batch that passes the time limit is the first of a chunk that
+        # is not fully delivered, so counting ends before it.
         over = now - first >= seconds
         if samples == 0 or not over:
             end, samples = now, stream.samples - before
@@ -478,5 +479,5 @@ def _run(stream: Stream, seconds: float, whole_pass: int) -> tuple[int, float]:
     return samples, end
 
 
-def _say_nothing(error: Exception, sample: object, sources: object) -> None:
-    """Failing samples were counted in the work; runs that go over them again and again have nothing to add."""
+def _ignore_failure(error: Exception, sample: object, sources: object) -> None:
+    """Failures were counted in the work, so repeated runs over the same samples do not report them again."""

@@ -8,6 +8,7 @@ of other data are cut into shards of equal size. By default, all of them are `tr
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -53,7 +54,7 @@ from energon_grain.prepare.containers import (
     open_prepared,
 )
 from energon_grain.prepare.dataset_definition import CRUDE_CLASS, propose_definition
-from energon_grain.prepare.encode import encode_part, ending_of, ends_alike, has_known_ending
+from energon_grain.prepare.encode import encode_part, extension_for, has_known_extension, has_same_encoder
 from energon_grain.prepare.media_folder import CLASSES_JSON, MediaFolder, find_media, loose_parts
 from energon_grain.prepare.preparation import prepare_dataset
 from energon_grain.prepare.scan import PrepareProgress, ScannedShard, ShardTask
@@ -158,7 +159,8 @@ def convert_dataset(
         compression: Compression of each record of an ArrayRecord file. Uncompressed records are read fastest.
         shard_samples: Samples per new shard; None: 5,000. Not for prepared datasets, which keep their shards.
         shard_bytes: Largest size of the files in a shard of loose media; None: 1 GiB. A larger sample is a shard.
-        split_ratio: How to split the new shards: "8,1,1", "train=9,val=1" or a mapping. None: by the folders
+        split_ratio: How to split the new shards, or the samples of loose media (by a hash of the key, so that all
+            parts have samples of all classes): "8,1,1", "train=9,val=1" or a mapping. None: by the folders
             `train`, `val` and `test` of loose media, else all are `train`. Prepared datasets keep their splits.
         class_folders: For loose media: whether folders are classes. None: yes if the folder is an ImageFolder.
         num_workers: Most processes; 0: none, None: one per core, at most 16. For a dataset in an object store, threads:
@@ -448,6 +450,8 @@ class _Samples:
         """Loose media files. Raises ConfigError if folders are split parts and there is a split ratio."""
         if any(sample.split for sample in media.samples):
             cut.refuse(f"{media.location}: its folders are split parts", "split_ratio")
+        if cut.split_ratio is not None:
+            media = media.split_by(cut.split_ratio)
         sizes = cut.shard_samples or _SHARD_SAMPLES, cut.shard_bytes or _SHARD_BYTES
 
         def runs() -> Iterator[_Run]:
@@ -459,6 +463,7 @@ class _Samples:
             "shard_samples": sizes[0],
             "shard_bytes": sizes[1],
             "classes": list(media.classes),
+            "split_ratio": dict(cut.split_ratio or {}),
         }
         shards = sum(1 for _ in media.shards(*sizes))
         size_bytes = sum(sample.size_bytes for sample in media.samples)
@@ -534,17 +539,16 @@ class _Samples:
             num_workers=0,
             progress=progress,
             **definition,
-            **self._split(counts),
+            **self._split(),
         )
         return notes
 
-    def _split(self, counts: Mapping[str, int]) -> dict[str, Any]:
+    def _split(self) -> dict[str, Any]:
         """The arguments of `prepare_dataset` for the split."""
         splits = list(dict.fromkeys(sample.split for sample in self._media.samples)) if self._media else []
         if not any(splits):
             return {"split_ratio": self._ratio or {"train": 1}}
-        shards = {split: [name for name in counts if name.startswith(f"{split}-")] for split in splits}
-        return {"split_patterns": {split: [f"glob:{name}" for name in names] for split, names in shards.items()}}
+        return {"split_patterns": {split: f"re:^{re.escape(split)}-[0-9]+[.]" for split in splits}}
 
 
 def _definition(media: MediaFolder | None) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -602,14 +606,14 @@ def _named(part: str, value: Any, endings: Mapping[str, str]) -> tuple[str, byte
         value = value.readall()
     said = endings.get(part) or endings.get(part.rpartition(".")[0])  # of a column, or of its list
     if said is not None:
-        if ends_alike(part, said):
+        if has_same_encoder(part, said):
             return part, encode_part(part, value)
-        found = ending_of(value)
+        found = extension_for(value)
         return f"{part}.{said if said in ('txt', 'json') or found == 'bin' else found}", encode_part(part, value)
-    if has_known_ending(part):
+    if has_known_extension(part):
         with suppress(ConfigError):
             return part, encode_part(part, value)
-    ending = ending_of(value)
+    ending = extension_for(value)
     name = part if ending == "bin" else f"{part}.{ending}"
     return name, encode_part(name, value)
 

@@ -2,38 +2,38 @@
 """Every error that energon-grain raises on purpose.
 
     EnergonGrainError
-    ├── ConfigError (ValueError)               an argument or a configuration file asks for something impossible
-    │   ├── FieldMapError                      a field map does not fit the sample type or the grammar
-    │   ├── SplitError                         a split configuration names what does not exist, or selects nothing
-    │   ├── HostsError                         the number of hosts does not fit the lanes of the run
-    │   ├── RefusedError                       what lies at a path already does not allow what is asked for
-    │   └── MissingPackageError (ImportError)  a package that only an extra installs is not there
+    ├── ConfigError (ValueError)               an argument or a configuration file is invalid
+    │   ├── FieldMapError                      a field map does not match the sample type or the grammar
+    │   ├── SplitError                         a split configuration names something unknown, or selects nothing
+    │   ├── HostsError                         the number of hosts does not divide the lanes of the run
+    │   ├── RefusedError                       the existing content of a path does not allow the operation
+    │   └── MissingPackageError (ImportError)  an optional package is not installed
     ├── DatasetNotFoundError (FileNotFoundError)   no prepared dataset at a path
-    ├── FormatError (ValueError)               bytes on disk are not what their format demands
-    │   ├── TarError                           a tar file is damaged, or uses what a dataset may not
-    │   ├── IndexFileError                      an index file is damaged
-    │   │   └── StaleIndexError                an index no longer fits the files that it describes
+    ├── FormatError (ValueError)               bytes on disk do not follow their format
+    │   ├── TarError                           a tar file is damaged, or uses an unsupported feature
+    │   ├── IndexFileError                     an index file is damaged
+    │   │   └── StaleIndexError                an index no longer matches the files that it describes
     │   └── DuplicateKeyError                  two samples of one dataset have the same key
-    ├── KeyNotFoundError (KeyError)            a file store has nothing under a key
-    ├── EmptyDatasetError (ValueError)         nothing is left to iterate over
-    ├── UntrustedCodeError (PermissionError)   a data file asks to run code that the program did not allow
-    ├── DecodingError (ValueError)             the bytes of a part do not decode; the sample is skipped by policy
+    ├── KeyNotFoundError (KeyError)            a file store has no entry for a key
+    ├── EmptyDatasetError (ValueError)         there is nothing to iterate over
+    ├── UntrustedCodeError (PermissionError)   a data file would run code that the program did not allow
+    ├── DecodingError (ValueError)             a part cannot be decoded; the error policy handles the sample
     ├── ReadError (OSError)                    reading failed after retries; never skipped
-    │   ├── RangeError                         a file or object ends before the bytes that were asked for
-    │   └── MissingObjectError (FileNotFoundError)  an object store has nothing under a name
+    │   ├── RangeError                         a file or object ends before the requested bytes
+    │   └── MissingObjectError (FileNotFoundError)  an object store has no object of a name
     ├── StateError (ValueError)                a saved state cannot be used
     │   └── FingerprintError                   a saved state belongs to another configuration or other data
-    ├── FatalSampleError (RuntimeError)        too many failures in a row, or a failure that no policy may skip
-    ├── WorkerError (RuntimeError)             a worker process died or cannot start, or is another process's
+    ├── FatalSampleError (RuntimeError)        too many consecutive failures, or one that must not be skipped
+    ├── WorkerError (RuntimeError)             a worker process died, cannot start, or belongs to another process
     └── SkipSample                             raised by user hooks to drop the current sample
 
-A message says what happened, where (shard, member, byte offset), the rule, and the way out.
+A message states what happened, where (shard, member, byte offset), the rule, and what to do next.
 
-Errors are short: one that leaves a public function shows the caller's frames, and none of ours. The frames between the
-public function and the place that noticed are of no use to somebody who misspelt a path. They are taken away where the
-error leaves the library (`public`, `shorten`), not where it is shown, so that threads, notebooks, loggers and
-`traceback.print_exc` all show the same. `ENERGON_GRAIN_TRACEBACK=full` keeps them. How it works: a bare `raise` adds no
-frame of the function that it is in, so an error whose `__traceback__` was emptied just before begins with the caller.
+Tracebacks are short. An error that leaves a public function shows the frames of the caller and none of this library:
+library frames do not help a user who misspelled a path. `public` and `shorten` remove them where the error leaves the
+library and not where it is printed, so threads, notebooks, loggers and `traceback.print_exc` show the same traceback.
+`ENERGON_GRAIN_TRACEBACK=full` keeps all frames. A bare `raise` adds no frame of its own function. An error whose
+`__traceback__` was cleared just before therefore begins with the caller.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ class EnergonGrainError(Exception):
 
 
 class ConfigError(EnergonGrainError, ValueError):
-    """An argument or a configuration file asks for something impossible."""
+    """An argument or a configuration file is invalid."""
 
 
 class FieldMapError(ConfigError):
-    """A field map does not fit the sample type, or breaks the grammar."""
+    """A field map does not match the sample type, or breaks the grammar."""
 
 
 class SplitError(ConfigError):
-    """A split configuration names what does not exist, or selects nothing."""
+    """A split configuration names something unknown, or selects nothing."""
 
 
 class HostsError(ConfigError):
-    """The number of hosts does not fit the lanes of the run."""
+    """The number of hosts does not divide the lanes of the run."""
 
 
 class RefusedError(ConfigError):
-    """What lies at a path already does not allow what is asked for: it is prepared, being prepared, or not empty."""
+    """The path is already prepared, is being prepared, or is not empty, which rules out the operation."""
 
 
 class MissingPackageError(ConfigError, ImportError):
-    """A package that only an extra of this library installs is not there; the message names the extra."""
+    """An optional package is not installed; the message names the extra that installs it."""
 
 
 class DatasetNotFoundError(EnergonGrainError, FileNotFoundError):
@@ -80,11 +80,11 @@ class DatasetNotFoundError(EnergonGrainError, FileNotFoundError):
 
 
 class FormatError(EnergonGrainError, ValueError):
-    """Bytes on disk are not what their format demands."""
+    """Bytes on disk do not follow their format."""
 
 
 class TarError(FormatError):
-    """A tar file is damaged, or uses a feature that a dataset may not use."""
+    """A tar file is damaged, or uses a feature that datasets do not support."""
 
 
 class IndexFileError(FormatError):
@@ -92,7 +92,7 @@ class IndexFileError(FormatError):
 
 
 class StaleIndexError(IndexFileError):
-    """An index no longer fits the files that it describes."""
+    """An index no longer matches the files that it describes."""
 
 
 class DuplicateKeyError(FormatError):
@@ -100,35 +100,35 @@ class DuplicateKeyError(FormatError):
 
 
 class KeyNotFoundError(EnergonGrainError, KeyError):
-    """A file store has nothing under a key."""
+    """A file store has no entry for a key."""
 
     def __str__(self) -> str:
-        # A KeyError shows the representation of its argument, which for a sentence is wrong.
+        # KeyError shows the repr of its argument, which is wrong for a sentence.
         return Exception.__str__(self)
 
 
 class EmptyDatasetError(EnergonGrainError, ValueError):
-    """Nothing is left to iterate over."""
+    """There is nothing to iterate over."""
 
 
 class UntrustedCodeError(EnergonGrainError, PermissionError):
-    """A data file asks to run code that the program did not allow."""
+    """A data file would run code that the program did not allow."""
 
 
 class DecodingError(EnergonGrainError, ValueError):
-    """The bytes of a part do not decode. The sample is handled by the error policy."""
+    """The bytes of a part cannot be decoded. The error policy handles the sample."""
 
 
 class ReadError(EnergonGrainError, OSError):
-    """Reading failed after retries. Never skipped: a hiccup of a disk must not change the stream."""
+    """Reading failed after retries. Never skipped: a transient disk fault must not change the stream."""
 
 
 class RangeError(ReadError):
-    """A file or an object ends before the bytes that were asked for."""
+    """A file or an object ends before the requested bytes."""
 
 
 class MissingObjectError(ReadError, FileNotFoundError):
-    """An object store has nothing under a name."""
+    """An object store has no object of a name."""
 
 
 class StateError(EnergonGrainError, ValueError):
@@ -144,26 +144,26 @@ class AmendmentError(FingerprintError):
 
 
 class FatalSampleError(EnergonGrainError, RuntimeError):
-    """Too many failures in a row, or a failure that no policy may skip. Hooks may raise it to end the iteration."""
+    """Too many consecutive failures, or a failure that must not be skipped. Hooks may raise it to end the iteration."""
 
     @classmethod
     def from_sample(cls, sample: object, message: str = "") -> Self:
-        """An error that names a sample by its key.
+        """Return an error that names a sample by its key.
 
         Args:
-            sample: A sample, crude or not, or a batch.
-            message: What is wrong with it.
+            sample: A sample (crude or typed) or a batch.
+            message: The reason.
         """
         key = sample.get("__key__") if isinstance(sample, dict) else getattr(sample, "__key__", None)
         return cls(f"{type(sample).__name__} {key!r} failed{': ' if message else ''}{message}")
 
 
 class WorkerError(EnergonGrainError, RuntimeError):
-    """A worker process died or could not start; or workers are those of the process that this one was forked from."""
+    """A worker process died or could not start, or the workers belong to the process that this one was forked from."""
 
 
 class SkipSample(EnergonGrainError):  # noqa: N818 (Energon's public name)
-    """Raised by a user hook to drop the current sample. Counted, never logged as a failure."""
+    """Raised by a user hook to drop the current sample. Such drops are counted and not logged as failures."""
 
 
 Api = TypeVar("Api", bound=Callable[..., Any])
@@ -174,10 +174,10 @@ _SPECIAL = ("__init__", "__call__", "__getitem__", "__getitems__", "__iter__", "
 
 
 def shorten(error: EnergonGrainError) -> None:
-    """Take our frames from an error that leaves the library, and from what it was raised from. Then `raise` it bare.
+    """Remove library frames from an error that leaves the library, and from its causes. Then `raise` it bare.
 
-    Frames of the program stay: of a hook that failed, its own and all below it. An error that was raised before the
-    program called us is not touched. A cause without frames of the program stays if it says more than the error.
+    Frames of the program stay: for a failed hook, its own frame and all frames below. Errors raised before the program
+    called the library are not changed. A cause without program frames stays if it adds information.
     """
     if os.environ.get("ENERGON_GRAIN_TRACEBACK") == "full":
         return
@@ -190,20 +190,20 @@ def shorten(error: EnergonGrainError) -> None:
 
 
 def _shortened_cause(error: BaseException) -> BaseException | None:
-    """What an error was raised from, without our frames; None: nothing, or it adds nothing."""
+    """Return the cause of an error without library frames; None if it has none, or if it adds nothing."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is None or _is_program(cause.__traceback__):
         return None
     rest = _of_program(cause.__traceback__)
     if rest is None and isinstance(error, FatalSampleError):
-        rest = _behind_ours(cause.__traceback__)  # a hook of an installed package
+        rest = _after_library(cause.__traceback__)  # a hook of an installed package
     cause.__traceback__ = rest
-    if rest is None and _says(cause) in str(error):
-        error.__cause__ = None  # and suppresses the context, where it stays
+    if rest is None and _reason(cause) in str(error):
+        error.__cause__ = None  # this also suppresses a remaining context
     return cause
 
 
-def _says(cause: BaseException) -> str:
+def _reason(cause: BaseException) -> str:
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
     return str(cause.args[0]) if isinstance(cause, KeyError) and cause.args else str(cause)
@@ -216,7 +216,7 @@ def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _is_program(traceback: TracebackType | None) -> bool:
-    """Whether it begins in the program."""
+    """Return whether the traceback begins in the program."""
     return traceback is not None and _in_program(traceback.tb_frame)
 
 
@@ -230,21 +230,21 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _of_program(traceback: TracebackType | None) -> TracebackType | None:
-    """From the first frame of the program on."""
+    """Return the traceback from the first frame of the program on."""
     return next((entry for entry in _entries(traceback) if _in_program(entry.tb_frame)), None)
 
 
-def _behind_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """From behind our last frame on."""
+def _after_library(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the traceback after the last frame of this library."""
     ours = [entry for entry in _entries(traceback) if _is_ours(entry.tb_frame)]
     return ours[-1].tb_next if ours else None
 
 
 def public(api: Api) -> Api:
-    """Decorates a public function, or a class with public methods: its errors are shortened. Signatures stay.
+    """Decorate a public function, or a class with public methods, to shorten its errors. Signatures stay the same.
 
-    Of a class that are its own methods without an underscore, its constructor, and those of `_SPECIAL`. Generators, and
-    `__next__`, where a call more would cost something for each batch, call `shorten` themselves.
+    For a class, this covers its own methods without a leading underscore, its constructor, and those of `_SPECIAL`.
+    Generators, and `__next__`, where an extra call would cost time for each batch, call `shorten` themselves.
     """
     if not isinstance(api, type):
         return cast("Api", _guarded(api))
@@ -268,7 +268,7 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **keywords)
         except Exception as error:
-            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # this frame says nothing
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # drop the frame of this wrapper
             if isinstance(error, EnergonGrainError):
                 shorten(error)
             raise

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that not everybody needs: which extra of `pip install 'energon-grain[…]'` brings each.
+"""Optional packages, and the extra of `pip install 'energon-grain[…]'` that installs each.
 
-The core asks for none of them. They are imported where they are used, inside `needed_for`, which names a missing extra.
+The core does not need them. They are imported on use, inside `needed_for`, which names the missing extra.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ EXTRAS = {
     "matplotlib": "viz",
     "prometheus_client": "prometheus",
 }
-"""Package, as it is imported, to the smallest extra that brings it."""
+"""Import name of a package to the smallest extra that installs it."""
 
 
 @contextmanager
 def needed_for(purpose: str, *, instead: str = "") -> Generator[None]:
-    """Around imports: where one of `EXTRAS` is not installed, the error says what it is for and how to get it.
+    """Wrap imports: if one of `EXTRAS` is not installed, the error names its purpose and the command that installs it.
 
-    A package that is there and fails to import is none of our business: its own error passes.
+    An installed package that fails to import raises its own error.
 
     Args:
-        purpose: What is done with it, as the beginning of a sentence: "reading arrays".
-        instead: What else helps, as the end of one: "leave the part out".
+        purpose: The task that needs the package, as the start of a sentence: "reading arrays".
+        instead: An alternative, as the end of a sentence: "leave the part out".
 
     Raises:
-        MissingPackageError: It is not installed.
+        MissingPackageError: The package is not installed.
     """
     try:
         yield

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms: the types that documents are read into, each described once, before any thread reads.
+"""Forms: the types that documents are parsed into. Each is described to msgspec once, before any thread reads.
 
-msgspec builds its description of a type when it first meets it, without a lock: it stores what is half built and runs
-Python code meanwhile, so a second thread that meets the same type then follows a null pointer
-(docs/decisions/forms.md). A `Form` has all descriptions built, those of the types inside too, under one lock. Each
-stands in a module beside its type, and nothing else gives a type to msgspec.
+msgspec describes a type on first use, without a lock. It stores a half-built description and runs Python code
+meanwhile, so a second thread that uses the same type follows a null pointer (docs/decisions/forms.md). A `Form` builds
+the descriptions of a type and of the types inside it under one lock. Each form is in the module of its type, and no
+other code passes a type to msgspec.
 
-JSON may hold names that are not UTF-8, as tar members and files can have. Python decodes such names with surrogates
-for the odd bytes; JSON has an escape for them, but msgspec (fast, typed) neither writes nor reads it; nor NaN and
-Infinity, which attributes of arrays often are. So the rare document that needs it goes through `json`, all others
-through msgspec.
+JSON may hold names that are not UTF-8, because tar members and files can have such names. Python decodes them with
+surrogates for the invalid bytes. JSON has an escape for surrogates, but msgspec (fast, typed) neither writes nor reads
+it. The same is true for NaN and Infinity, which attributes of arrays often hold. Documents that need either go through
+`json`, all others through msgspec.
 
-What people write by hand, YAML, is read by `Form.read`, whose errors say where in the document a mistake is and which
-key was probably meant: `meta.yaml: $.splits.train.blend[2].wieght: there is no such key. Did you mean `weight`?`
+`Form.read` parses hand-written YAML. Its errors show the position in the document and suggest the nearest known key:
+`meta.yaml: $.splits.train.blend[2].wieght: there is no such key. Did you mean `weight`?`
 """
 
 from __future__ import annotations
@@ -41,17 +41,16 @@ _MISSING = re.compile(r"Object missing required field `([^`]+)`")
 
 
 class Form(Generic[T]):
-    """What a document must be to be read: a value of a type, checked down to its leaves.
+    """The expected content of a document: a value of a type, checked down to its leaves.
 
     Args:
-        of: The type. To be made at import, in the module that defines it: types inside it must be known by then.
-        convert: Makes a value of a type that msgspec does not know, for `from_value` and `read`: takes the type and
-            what is written. It raises a ValueError, without the place.
+        of: The type. Create the form at import, in the module that defines the type, after the types inside it.
+        convert: Converts types unknown to msgspec: takes the type and the written value; raises ValueError, no place.
 
     Attributes:
         of: The type.
-        keys: Of a struct, the keys that it is written with.
-        from_msgpack: Give the value that msgpack holds. Raises `msgspec.MsgspecError`.
+        keys: For a struct, the keys in a document.
+        from_msgpack: Decodes msgpack. Raises `msgspec.MsgspecError`.
     """
 
     def __init__(self, of: type[T], convert: Callable[[Any, Any], Any] | None = None) -> None:
@@ -66,9 +65,9 @@ class Form(Generic[T]):
             self.from_msgpack: Callable[[bytes | memoryview], T] = msgspec.msgpack.Decoder(of).decode
 
     def from_json(self, data: bytes) -> T:
-        """Return the value that JSON holds.
+        """Decode JSON.
 
-        Raises msgspec.MsgspecError if it is no JSON, holds bytes that are not UTF-8, or something else.
+        Raises msgspec.MsgspecError if the data is not JSON, is not UTF-8, or does not fit the type.
         """
         try:
             return self._decode_json(data)
@@ -90,22 +89,22 @@ class Form(Generic[T]):
             return self.from_value(plain)
 
     def from_value(self, value: Any) -> T:
-        """Return the value that dictionaries, lists, texts and numbers hold.
+        """Convert dictionaries, lists, texts and numbers to the type.
 
-        Raises msgspec.ValidationError if they hold something else.
+        Raises msgspec.ValidationError if they do not fit the type.
         """
         return msgspec.convert(value, self.of, dec_hook=self._convert)
 
     def read(self, value: Any, place: Place, *, extra: Collection[str] = ()) -> T:
-        """Return the struct that a mapping in a document holds. A field `place` of it is set to `place`.
+        """Convert a mapping in a document to the struct. A field `place` of the struct is set to `place`.
 
         Args:
             value: The mapping.
-            place: Where it is.
-            extra: Further keys, which belong to whatever holds the mapping; they are passed over.
+            place: The position of the mapping.
+            extra: Further keys, which belong to the parent of the mapping and are ignored.
 
         Raises:
-            ConfigError: A key is unknown or missing, or has a value of another kind; says where.
+            ConfigError: A key is unknown or missing, or has a value of another type; the message names the position.
         """
         mapping = as_mapping(value, place, f"a mapping with {', '.join(self.keys)}")
         self._check_keys(mapping, place, extra)
@@ -127,19 +126,19 @@ class Form(Generic[T]):
                 raise wrong(place, f"the key `{key}` is missing{self._meaning(key)}")
 
     def _meaning(self, key: str) -> str:
-        """What a key means, to end a message with."""
+        """Return the description of a key, as the end of a message."""
         said = [each.description for each in getattr(self._fields[key].type, "__metadata__", ())]
         return "".join(f". {each.removesuffix('.')}" for each in said if each)
 
     def _located(self, error: msgspec.ValidationError, value: Any, place: Place) -> ConfigError:
-        """The error with its place, which msgspec gives at the end, in words, and with the value that it met."""
-        message, of_key, path = _parted(str(error))
+        """Return the error with its place. msgspec puts the place at the end, in words; the message adds the value."""
+        message, of_key, path = _split_message(str(error))
         steps = [name or int(number) for name, number in _STEP.findall(path.partition("[...]")[0])]
         for step in steps:
             value = value[step]
         found = _EXPECTED.fullmatch(message)
-        if found is not None:  # else it is the converter's own, which names the value itself
-            # msgspec does not say which of the keys or values of a mapping it is.
+        if found is not None:  # otherwise it comes from the converter, and names the value itself
+            # msgspec does not report which key or value of a mapping is wrong.
             each = "key" if of_key else "value" if "[...]" in path else ""
             message = _in_words(found, value, each) + (self._meaning(str(steps[0])) if steps else "")
         elif unknown_key := _UNKNOWN.fullmatch(message):
@@ -149,10 +148,10 @@ class Form(Generic[T]):
         return wrong(place.at(*steps), message)
 
     def schema(self, kinds: Callable[[Any], dict[str, Any]] | None = None) -> dict[str, Any]:
-        """Return the JSON Schema (draft 7) of a struct, as files hold it.
+        """Return the JSON Schema (draft 7) of a struct as it is written in files.
 
         Args:
-            kinds: The schema of a type that msgspec does not know.
+            kinds: Returns the schema of a type that msgspec does not know.
         """
         found = msgspec.json.schema_components([self.of], schema_hook=kinds)[1][self.of.__name__]
         properties = {
@@ -171,11 +170,11 @@ _WORDS = {
     "float": "a number",
     "bool": "true or false",
 }
-"""What people call the kinds of values that msgspec names."""
+"""Plain names for the value types that msgspec names."""
 
 
-def _parted(text: str) -> tuple[str, str, str]:
-    """What msgspec says, what is behind "at" where it speaks of a key, and the path, without its `$`."""
+def _split_message(text: str) -> tuple[str, str, str]:
+    """Split an error of msgspec: the message, the text after "at" if it is about a key, and the path without `$`."""
     message, at, path = text.rpartition(" `$")
     if not at:
         return path, "", ""
@@ -184,14 +183,14 @@ def _parted(text: str) -> tuple[str, str, str]:
 
 
 def _in_words(found: re.Match[str], value: Any, each: str) -> str:
-    """What msgspec says that a value should be; `each`: what of a mapping it is one of."""
+    """Return the expectation of msgspec in plain words; `each` is "key" or "value" for one of a mapping."""
     kinds = [_WORDS.get(kind, kind) for kind in found[1].split(" | ") if kind != "null"]
     what = f"{' or '.join(kinds)}{found[2] or ''}"
-    return f"{what} is expected for each {each}" if each else expected(what, value)
+    return f"expected {what} for each {each}" if each else expected(what, value)
 
 
 def encode_json(value: Any) -> bytes:
-    """Return `value` as compact JSON. Equal values give equal bytes."""
+    """Encode `value` as compact JSON. Equal values have equal bytes."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -200,11 +199,11 @@ def encode_json(value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a document something is, for messages: `meta.yaml: $.splits.train.blend[2].weight`.
+    """A position in a document, for messages: `meta.yaml: $.splits.train.blend[2].weight`.
 
     Attributes:
-        document: The file, as the program or the file that refers to it gives it; for what was made in Python, the
-            name of the class.
+        document: The file, as written by the program or by the file that refers to it; for an object made in Python,
+            the name of its class.
         steps: Keys and list positions from the top of the document.
     """
 
@@ -212,7 +211,7 @@ class Place:
     steps: tuple[str | int, ...] = ()
 
     def at(self, *steps: str | int) -> Place:
-        """The place further down."""
+        """Return the position below this one."""
         return Place(self.document, self.steps + steps)
 
     def __str__(self) -> str:
@@ -226,32 +225,32 @@ def _step(step: str | int) -> str:
 
 
 def wrong(place: Place, message: str) -> ConfigError:
-    """Make the error that says what is wrong at a place."""
+    """Return the error for a wrong value at a place."""
     return ConfigError(f"{place}: {message}")
 
 
 def expected(what: str, value: Any) -> str:
-    """Say that something else is at a place than what is expected there."""
+    """Return a message that contrasts the expected and the actual value."""
     if what.startswith("text") and isinstance(value, int | float) and not isinstance(value, bool):
         what = "text in quotes"
-    return f"{what} is expected here, not {describe(value)}"
+    return f"expected {what}, got {describe(value)}"
 
 
 def unknown(place: Place, key: str, known: Collection[str]) -> ConfigError:
-    """Make the error for a key that has no meaning at a place, with the nearest one that has."""
+    """Return the error for an unknown key, with the nearest known key."""
     close = difflib.get_close_matches(key, known, n=1)
-    advice = f"Did you mean `{close[0]}`?" if close else f"Known here: {', '.join(known) or 'none'}"
+    advice = f"Did you mean `{close[0]}`?" if close else f"Known keys: {', '.join(known) or 'none'}"
     return wrong(place.at(key), f"there is no such key. {advice}")
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """A sentence with the nearest of some names, to end a message with; empty where none is near."""
+    """Return a sentence that suggests the nearest known name, as the end of a message; empty if no name is near."""
     close = difflib.get_close_matches(name, known, n=1)
     return f". Did you mean {close[0]!r}?" if close else ""
 
 
 def as_mapping(value: Any, place: Place, what: str) -> Mapping[str, Any]:
-    """Check that a value is a mapping with text as keys. Raises ConfigError if it is not."""
+    """Return the value if it is a mapping with text keys. Raises ConfigError otherwise."""
     if not isinstance(value, Mapping):
         raise wrong(place, expected(what, value))
     for key in value:
@@ -261,10 +260,10 @@ def as_mapping(value: Any, place: Place, what: str) -> Mapping[str, Any]:
 
 
 @contextlib.contextmanager
-def asked_at(place: Place) -> Generator[None]:
-    """Let errors from inside begin with the place in a document that asked for what failed, unless they do.
+def errors_at(place: Place) -> Generator[None]:
+    """Prefix errors from inside with the place in the document that led to them, unless they already have one.
 
-    What the program itself gave, a dataset by its path or an object made in Python, has no place.
+    Datasets that the program named itself, by a path or as an object, have no place.
     """
     try:
         yield

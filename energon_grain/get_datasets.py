@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front door: the datasets that a program trains and validates on.
+"""Entry points for training and validation datasets.
 
-Each entry point is the pipeline in its order: *open* the datasets of a path, each of which *cooks* and *shuffles* its
-samples by itself; let the task encoder *mix* them, *encode*, *pack* or *group*, and *batch*; give the whole a seed.
+Each entry point follows the pipeline: *open* the datasets of a path, where each one *cooks* and *shuffles* its own
+samples; let the task encoder *mix* them, *encode*, *pack* or *group*, and *batch*; then set the seed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Entry = TypeVar("Entry", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """What a keyword may be besides None, and what to say of anything else: a whole number of at least `least`."""
+    """A keyword that is a whole number of at least `least`, or None, and the message for any other value."""
 
     meant: str
     least: int | None = None
@@ -76,11 +76,11 @@ _WRITE = {
     "shuffle_buffer_size": "shuffle_buffer_size=None",
     "max_samples_per_sequence": "max_samples_per_sequence=None",
 }
-"""What to write for keywords that must be given."""
+"""Advice for each required keyword."""
 
 
 def _checked(entry: Entry) -> Entry:
-    """An entry point that refuses keywords that are unknown, missing, or cannot be used, with what to write."""
+    """Wrap an entry point to reject unknown, missing and invalid keywords, with advice on what to write."""
     known = [name for name, each in inspect.signature(entry).parameters.items() if each.kind is not each.VAR_KEYWORD]
     needed = [name for name in _WRITE if name in known]
     taken = {*known, *DeprecatedArguments.__annotations__}
@@ -90,7 +90,7 @@ def _checked(entry: Entry) -> Entry:
         for name in given:
             if name not in taken:
                 close = difflib.get_close_matches(name, taken, n=1)
-                advice = f"Did you mean {close[0]!r}?" if close else f"It takes {', '.join(known)}"
+                advice = f"Did you mean {close[0]!r}?" if close else f"Known keywords: {', '.join(known)}"
                 raise TypeError(f"{entry.__name__}() got an unexpected keyword argument {name!r}. {advice}")
         missing = [name for name in needed if name not in given]
         if missing:
@@ -105,8 +105,7 @@ def _checked(entry: Entry) -> Entry:
 
 
 _SHUFFLE = (
-    "; with None for both, datasets on this machine are shuffled fully, and those in object stores in blocks of about "
-    "4 MiB"
+    ". None for both shuffles local datasets fully, and shuffles datasets in object stores in blocks of about 4 MiB"
 )
 _OTHERS: dict[str, tuple[type[Any], bool, str]] = {
     "sample_type": (type, True, "expected a class, such as sample_type=TextSample"),
@@ -115,7 +114,7 @@ _OTHERS: dict[str, tuple[type[Any], bool, str]] = {
     "trusted_modules": (str, False, "expected a list of names, such as [{!r}]"),
     "packing": (PackPlan, True, "expected a plan, such as packing=PackingPlan('tokens', capacity=4096)"),
 }
-"""What is no number: a type, whether it must be of it or must not, and what to say."""
+"""Keywords that are not numbers: a type, whether the value must or must not be of it, and the message."""
 
 
 def _check(name: str, value: Any) -> None:
@@ -129,12 +128,12 @@ def _check(name: str, value: Any) -> None:
 
 
 def _is_of(value: object, kind: type[Any]) -> bool:
-    """Whether a value is of a type; a class has all methods of a plan, but is none."""
+    """Return whether a value is of a type. A class has all methods of a plan but is not one."""
     return isinstance(value, kind) and (kind is type or not isinstance(value, type))
 
 
 def _keywords(given: dict[str, Any]) -> dict[str, Any]:
-    """What an entry point was called with, its `locals()` at the beginning, except the path and the split part."""
+    """Return the arguments of an entry point (its `locals()` on entry) without the path and the split part."""
     deprecated = given.pop("deprecated")
     return {**{name: value for name, value in given.items() if name not in ("path", "split_part")}, **deprecated}
 
@@ -171,70 +170,92 @@ def get_train_dataset(
     trusted_modules: Collection[str] = (),
     **deprecated: Unpack[DeprecatedArguments],
 ) -> SavableDataset[EncodedBatch]:
-    """Describe shuffled training batches of a prepared dataset.
+    """Return a dataset of shuffled training batches.
 
-    Which samples make a batch, and every random number used on them, depend on the data, these arguments and the step
-    alone; `worker_config` decides who reads what, never what is read.
+    Opening a dataset is cheap: it reads indexes and configuration. A loader, such as `get_savable_loader`, reads the
+    samples. Each batch, with every random number used to make it, is a pure function of the data, these arguments and
+    the step. `worker_config` decides which host and worker reads a sample; it never changes the samples of a global
+    batch.
+
+    Example:
+        Train on shuffled batches of 32 samples, and save the position of the loop:
+
+            from energon_grain import WorkerConfig, get_savable_loader, get_train_dataset
+
+            dataset = get_train_dataset(
+                "data/captions",
+                worker_config=WorkerConfig.default_worker_config(num_workers=4),
+                batch_size=32,
+                shuffle_buffer_size=None,
+                max_samples_per_sequence=None,
+            )
+            with get_savable_loader(dataset) as loader:
+                for batch in loader:  # endless; repeat=False stops after one pass
+                    train_step(batch)
+                    state = loader.save_state_rank()
 
     Args:
-        path: Folder of a dataset, prepared (`energon-grain prepare`) or of bare tars; tars by name, by pattern
+        path: Folder of a dataset, either prepared (`energon-grain prepare`) or of bare tars; tars by name, by pattern
             (`data/{000..999}.tar`, `data/**/*.tar`) or as a list; or a metadataset: a YAML file, its content as a
-            mapping, or a `MetadatasetV2` made in Python. See the how-to on what can be opened.
+            mapping, or a `MetadatasetV2` made in Python. The how-to *Open data* lists all supported sources.
         split_part: Part of the split to read.
-        worker_config: This host among all hosts, and its workers; default: this process alone, or as `jax.distributed`
-            says, without workers.
-        batch_size: Samples in the batch of one host; `CostBudget("tokens", 65536)`: as many as cost so much together;
-            None: single samples (of a finite pass on several hosts, those at the end that do not give one to each host
-            are left out, and so are such batches).
-        batch_drop_last: True: as `last_batch="drop"`. Default: False.
-        last_batch: What becomes of an incomplete last batch where `repeat=False`: "keep" it short (one host only; the
-            default there), "drop" it, or "pad" it (the default on several hosts) with a mask in `__valid__`.
-        balance: Give hosts equal work: what a sample costs, by its columns, such as "tokens" or
-            "tokens + 0.0001 * tokens**2". Each global batch is of the same samples, as many for each host, but which
-            host gets which follows their costs. `Balance("tokens", micro_batches=4)` also orders those of a host, for
-            gradient accumulation. Where a sample is dropped, another one of its global batch replaces it. None,
-            the default: samples as they come.
-        packing_buffer_size: Pack samples: choose from this many candidates in each lane, by the task encoder's
-            `select_samples_to_pack` and `pack_selected_samples`. None, the default: no packing, and these hooks are
-            not used.
-        packing: Pack samples as planned from columns, before they are read and before they are dealt to hosts:
-            `PackingPlan("tokens", capacity=4096)`. The task encoder's `pack_selected_samples` gets each pack.
+        worker_config: This host, all hosts, and the workers. Default: this process alone, or the hosts of
+            `jax.distributed`, without workers.
+        batch_size: Samples in the batch of one host. `CostBudget("tokens", 65536)` fills each batch up to a total cost.
+            None yields single samples. A finite pass on several hosts drops the single samples (or cost batches) at the
+            end that are too few to give each host one.
+        batch_drop_last: True has the effect of `last_batch="drop"`. Default: False.
+        last_batch: Handling of an incomplete last batch with `repeat=False`: "keep" leaves it short (one host only, and
+            the default for one host), "drop" removes it, "pad" fills it (the default for several hosts) and marks real
+            samples in `__valid__`.
+        balance: Give all hosts equal work. The cost of a sample is an expression over its columns, such as "tokens" or
+            "tokens + 0.0001 * tokens**2". Each global batch keeps its samples and each host its number of samples;
+            costs decide which host gets which sample. `Balance("tokens", micro_batches=4)` also orders the samples of a
+            host for gradient accumulation. A dropped sample is replaced by another one of its global batch. None, the
+            default, keeps the order of the stream.
+        packing_buffer_size: Pack samples. Each lane buffers this many candidates for the task encoder's
+            `select_samples_to_pack` and `pack_selected_samples`. None, the default, disables packing and these hooks.
+        packing: Pack samples by a plan made from columns, before samples are read and assigned to hosts:
+            `PackingPlan("tokens", capacity=4096)`. The task encoder's `pack_selected_samples` receives each pack.
         shuffle_buffer_size: With `max_samples_per_sequence`: mix at least about this many samples.
-        max_samples_per_sequence: Read this many consecutive samples as one block. None: full shuffle of datasets on
-            this machine, and blocks of about 4 MiB of those in object stores (1 shuffles them fully too). See the
-            how-to on choosing the shuffle.
-        parallel_shard_iters: Blocks that mix in a lane, where batches are formed inside a lane; default 16.
-        virtual_epoch_length: End an epoch after this many batches; 0, the default: an iteration over an endless dataset
-            never ends.
-        shuffle_over_epochs_multiplier: Passes over the data that are shuffled as one, 1 by default; -1: draw with
-            replacement; None: keep the order of the shards.
-        task_encoder: The user's hooks; default: `DefaultTaskEncoder()`. What its class names last, as in
-            `DefaultTaskEncoder[Raw, Encoded, RawBatch, Batch]`, is to type checkers what the dataset yields.
-        repeat: Go over the data for ever, the default. With False, an iteration is one pass and the next one is
-            the next pass.
-        seed: Of every random choice; default: 0. `WorkerConfig.seed_offset` is mixed in.
-        lanes: L, the number of interleaved sub-streams: a constant of the run, a multiple of every number of hosts that
-            it will continue on. Default: 48, or lcm(48, hosts). Finite passes that pack or group take only as
-            many as leave each lane 20 full buffers, but one a host at least.
-        subset: Range of samples, `[start, end]` in numbers or percent.
-        where: Condition on columns that samples must meet, such as `"tokens >= 16 and width * height > 65536"`; see the
-            how-to on filtering by columns. What does not meet it is not there: it is never read, and counts nowhere.
-        sample_type: What the dataset must hold; checked.
-        part_filter: Parts to read of a crude dataset: names, or a predicate.
-        dataset_config: Name of the dataset's configuration in `.nv-meta`; default: `dataset.yaml`.
-        split_config: Name of its split configuration; default: as the dataset's configuration says, or `split.yaml`.
-        split_ratio: How what has no split file is split: "train:0.9,val:0.1", or a mapping. Each file is cut into runs,
-            so that a sample stays in its part whatever other files there are. Default: all are of the part `train`.
-        trusted_modules: Modules whose classes the dataset's configuration may name.
+        max_samples_per_sequence: Read this many consecutive samples as one block. None shuffles local datasets fully,
+            and datasets in object stores in blocks of about 4 MiB; 1 shuffles those fully too. See the how-to on
+            shuffling.
+        parallel_shard_iters: Blocks that a lane mixes, where batches are formed inside a lane. Default: 16.
+        virtual_epoch_length: End an epoch after this many batches. 0, the default: an endless dataset never ends.
+        shuffle_over_epochs_multiplier: Number of passes over the data that are shuffled together. Default: 1. -1 draws
+            with replacement. None keeps the order of the shards.
+        task_encoder: The user's hooks. Default: `DefaultTaskEncoder()`. Type checkers infer the type of a batch from
+            the last subscript of its class, as in `DefaultTaskEncoder[Raw, Encoded, RawBatch, Batch]`.
+        repeat: Repeat the data forever (default). With False, each iteration is one pass, and the next iteration is the
+            next pass.
+        seed: Seed of every random choice. Default: 0. `WorkerConfig.seed_offset` is mixed in.
+        lanes: L, the number of interleaved sub-streams. It is constant for a run and must be a multiple of every number
+            of hosts that the run uses. Default: 48, or lcm(48, hosts). Finite passes that pack or group use fewer by
+            default: each lane gets at least 20 full buffers, and each host at least one lane.
+        subset: Range of samples, `[start, end]`, in numbers or percent.
+        where: Condition on columns, such as `"tokens >= 16 and width * height > 65536"`. Samples that do not meet it
+            are never read and do not count anywhere. See the how-to on filtering by columns.
+        sample_type: Expected sample type; checked.
+        part_filter: Parts to read from a crude dataset: names, or a predicate.
+        dataset_config: File name of the dataset configuration in `.nv-meta`. Default: `dataset.yaml`.
+        split_config: File name of the split configuration. Default: the name in the dataset configuration, or
+            `split.yaml`.
+        split_ratio: Split for data without a split file: "train:0.9,val:0.1", or a mapping. Each file is cut into runs,
+            so a sample keeps its part when files are added. Default: all samples are in the part `train`.
+        trusted_modules: Modules whose classes the dataset configuration may name.
         **deprecated: See `DeprecatedArguments`.
 
+    Returns:
+        A description of the batches. Pass it to a loader, or to Grain through `BatchIterDataset`.
+
     Raises:
-        ConfigError: Arguments contradict each other, or a configuration is wrong.
-        DatasetNotFoundError: There is nothing at the path, or no prepared dataset.
+        ConfigError: Arguments contradict each other, or a configuration is invalid.
+        DatasetNotFoundError: The path does not exist, or holds no dataset.
         SplitError: The dataset has no such split part.
 
-    Of datasets on this machine everything but the index is read at once, so that what is wrong is said here; those in
-    object stores are looked at when they are first used.
+    Local datasets are opened immediately, except for their indexes, so these errors are raised by this call. Datasets
+    in object stores are opened on first use.
     """
     run = _Run(_keywords(locals()), training=True)
     loaded = training_datasets(*_described(path), run.leaf, split_part=split_part, **run.outer)  # open, cook, shuffle
@@ -274,9 +295,9 @@ def get_val_dataset(
     trusted_modules: Collection[str] = (),
     **deprecated: Unpack[DeprecatedArguments],
 ) -> SavableDataset[EncodedBatch]:
-    """Describe validation batches: every sample once, in the order of the shards, the same in every pass.
+    """Return a dataset of validation batches: every sample once, in the order of the shards, the same in every pass.
 
-    Arguments are those of `get_train_dataset`, and `limit`: batches per host of each pass; None: all.
+    The arguments are those of `get_train_dataset`, and `limit`: batches per host in each pass; None reads all.
 
     Raises:
         ConfigError: Arguments contradict each other.
@@ -313,13 +334,13 @@ def get_val_datasets(
     trusted_modules: Collection[str] = (),
     **deprecated: Unpack[DeprecatedArguments],
 ) -> list[tuple[SavableDataset[EncodedBatch], Leaf]]:
-    """Describe validation batches of each leaf by itself, to report one loss for each.
+    """Return one validation dataset for each leaf, to report a loss per dataset.
 
-    Arguments are those of `get_val_dataset`; `limit` counts batches of each leaf.
+    The arguments are those of `get_val_dataset`; `limit` counts the batches of each leaf.
 
     Returns:
-        For each leaf of the metadataset, in document order, its dataset and where it comes from: path, split part,
-        subset, subflavors, name. A dataset by itself is one leaf.
+        For each leaf of the metadataset, in document order, its dataset and its description: path, split part, subset,
+        subflavors, name. A plain dataset is one leaf.
 
     Raises:
         ConfigError: Arguments contradict each other, or a leaf cannot be read.
@@ -330,7 +351,7 @@ def get_val_datasets(
     return [(run.seeded(run.build(build, datasets=[each])), leaves_of(each.dataset)[0]) for each in leaves]
 
 
-_UNASKED: dict[str, Any] = {
+_OPTIONAL: dict[str, Any] = {
     "batch_drop_last": False,
     "last_batch": None,
     "balance": None,
@@ -341,16 +362,16 @@ _UNASKED: dict[str, Any] = {
     "schedule": None,
     "limit": None,
 }
-"""Keywords that a builder need not declare as long as nothing is asked for by them."""
+"""Defaults of the keywords that a builder must declare only if they are set to something else."""
 
 
 class _Run:
-    """The arguments of an entry point, checked, and parted by who asks for them.
+    """The checked arguments of an entry point, grouped by consumer.
 
     Attributes:
         encoder: The user's hooks.
-        leaf: Makes the leaves; what is said of all of them is in it.
-        outer: What is said of the whole metadataset.
+        leaf: Makes the leaves, with the arguments that apply to every leaf.
+        outer: Arguments that apply to the whole metadataset.
     """
 
     def __init__(self, arguments: Mapping[str, Any], *, training: bool) -> None:
@@ -361,7 +382,7 @@ class _Run:
         self._lanes = given.pop("lanes")
         seed = given.pop("seed")
         try:
-            self._seed = operator.index(seed)  # it may be one of numpy
+            self._seed = operator.index(seed)  # accepts numpy integers
         except TypeError:
             raise ConfigError(f"seed={seed!r}: expected a whole number") from None
         fold_deprecated(
@@ -370,8 +391,8 @@ class _Run:
         epoch, repeat = given.get("virtual_epoch_length", 0), given.get("repeat", True)
         if epoch < 0 or (epoch and not repeat):
             raise ConfigError(
-                f"virtual_epoch_length={epoch} with repeat={repeat}: virtual epochs cut an endless stream; give a "
-                f"positive number of batches and repeat=True, or 0"
+                f"virtual_epoch_length={epoch} with repeat={repeat}: virtual epochs divide an endless stream. Use a "
+                f"positive number of batches with repeat=True, or 0"
             )
         choose_last_batch(given["last_batch"], given["batch_drop_last"], self._config.world_size)
         given["balance"] = choose_balance(given["balance"], given["batch_size"])
@@ -387,26 +408,26 @@ class _Run:
             **of_leaves,
         )
         if training:
-            given["shuffle_buffer_size"] = of_leaves["shuffle_buffer_size"]  # which Energon's builders shuffle by
+            given["shuffle_buffer_size"] = of_leaves["shuffle_buffer_size"]  # Energon's builders shuffle by it
         self._of_builders = given
 
     def build(self, builder: Callable[..., Any], **keywords: Any) -> SavableDataset:
-        """What a builder of the task encoder makes of the keywords that it declares.
+        """Call a builder of the task encoder with the keywords that it declares.
 
-        Raises ConfigError if it does not declare one that is not at its default, or makes no dataset.
+        Raises ConfigError if it lacks one that differs from its default, or does not return a dataset.
         """
         keywords |= {**self._of_builders, "worker_config": self._config}
-        asked = {name: keywords.pop(name) for name, none in _UNASKED.items() if keywords.get(name, none) != none}
-        dataset = call_declared(builder, asked=asked, **keywords)
+        requested = {name: keywords.pop(name) for name, none in _OPTIONAL.items() if keywords.get(name, none) != none}
+        dataset = call_declared(builder, requested=requested, **keywords)
         if not isinstance(dataset, SavableDataset):
             raise ConfigError(
-                f"{getattr(builder, '__qualname__', builder)} returned a {type(dataset).__name__}; a builder returns "
-                f"the dataset that it made"
+                f"{getattr(builder, '__qualname__', builder)} returned a {type(dataset).__name__}, expected a dataset: "
+                f"return the dataset that it builds"
             )
         return dataset
 
     def seeded(self, dataset: SavableDataset) -> SavableDataset:
-        """The dataset as a run."""
+        """Return the dataset with the seed and lanes of the run."""
         return SeededDataset(
             worker_config=self._config,
             dataset=dataset,
@@ -419,9 +440,9 @@ class _Run:
 def _host_and_hooks(
     worker_config: WorkerConfig | None, task_encoder: TaskEncoder | None
 ) -> tuple[WorkerConfig, TaskEncoder]:
-    """The host and the task encoder, or their defaults.
+    """Return the host and the task encoder, or their defaults.
 
-    Raises ConfigError if one of them is something else, a class in place of an object for instance.
+    Raises ConfigError if one of them has the wrong type, for example a class instead of an instance.
     """
     config: Any = WorkerConfig.default_worker_config(num_workers=0) if worker_config is None else worker_config
     if not isinstance(config, WorkerConfig):
@@ -432,53 +453,53 @@ def _host_and_hooks(
 
 
 def _hooks(encoder: Any) -> TaskEncoder:
-    """The same, checked. Raises ConfigError."""
+    """Check a task encoder and return it. Raises ConfigError."""
     if isinstance(encoder, type):
-        raise ConfigError(f"task_encoder={encoder.__name__}: is a class; give an object of it, {encoder.__name__}(…)")
+        raise ConfigError(f"task_encoder={encoder.__name__}: expected an instance, got a class: {encoder.__name__}()")
     if not isinstance(encoder, TaskEncoder):
-        raise ConfigError(f"task_encoder={encoder!r}: expected an object of a class that derives from TaskEncoder")
+        raise ConfigError(f"task_encoder={encoder!r}: expected an instance of a subclass of TaskEncoder")
     name = type(encoder).__name__
     _warn_of_misspelt_hooks(type(encoder))
     decoder: Any = encoder.decoder
     if decoder is not None and (isinstance(decoder, type) or not hasattr(decoder, "decoder_for")):
         raise ConfigError(
             f"{name}.decoder = {decoder!r}: expected a SampleDecoder, such as SampleDecoder(image_decode='rgb8'), "
-            f"or None, which leaves parts bytes"
+            f"or None to keep the bytes of each part"
         )
     cookers: Any = encoder.cookers
     if not isinstance(cookers, Sequence) or not all(isinstance(cooker, Cooker) for cooker in cookers):
         raise ConfigError(f"{name}.cookers = {cookers!r}: expected a list of cookers, such as [Cooker(my_function)]")
     if hasattr(encoder, "build_cook_crude_sample"):
         raise ConfigError(
-            f"{name}.build_cook_crude_sample would never be called: leaves cook their samples themselves; override "
-            f"cook_crude_sample, or give cookers"
+            f"{name}.build_cook_crude_sample is never called, because each leaf cooks its own samples: override "
+            f"cook_crude_sample, or set cookers"
         )
     return encoder
 
 
 def _warn_of_misspelt_hooks(encoder: type[TaskEncoder]) -> None:
-    """Log methods that are nearly called as a hook that the task encoder does not override."""
+    """Log methods whose names nearly match a hook that the task encoder does not override."""
     ours = (TaskEncoder, DefaultTaskEncoder)
     idle = [name for name in dir(TaskEncoder) if any(getattr(encoder, name) is getattr(each, name) for each in ours)]
     for name in sorted({*dir(encoder)} - {*dir(DefaultTaskEncoder)}):
         near = difflib.get_close_matches(name, idle, n=1, cutoff=0.9)
         if near and not name.startswith("_") and callable(getattr(encoder, name)):
             _logger.warning(
-                "%s.%s is no hook, and is not called by itself. Did you mean %r?", encoder.__name__, name, near[0]
+                "%s.%s is not a hook, so it is never called. Did you mean %r?", encoder.__name__, name, near[0]
             )
 
 
 def _described(path: Source) -> tuple[Source, bool]:
-    """What a path describes, and whether its data must be there: what a dataset by itself lacks, its leaf says."""
+    """Return the source of a path, and whether its data must exist; the leaf of a single dataset checks that itself."""
     if isinstance(path, str | os.PathLike) and not os.fspath(path).endswith(METADATASET_ENDINGS):
         return DatasetLoader(path=check_url(os.fspath(path))), False
     if isinstance(path, list | tuple):
         return DatasetLoader(path=one_text(path)), False
     given: Any = path
     if not isinstance(given, str | os.PathLike | Mapping | DatasetLoaderInterface):
-        way_out = "; this one is ready for get_loader, or for BlendDataset" if isinstance(path, SavableDataset) else ""
+        way_out = "; pass this dataset to get_loader or BlendDataset" if isinstance(path, SavableDataset) else ""
         raise ConfigError(
-            f"path={path!r}: expected the path of a dataset or of a metadataset, or what one says{way_out}"
+            f"path={path!r}: expected the path of a dataset or metadataset, or a metadataset as a mapping{way_out}"
         )
     return path, True
 
@@ -499,21 +520,21 @@ def get_dataset_from_config(
     where: str | None = None,
     **options: Any,
 ) -> SavableDataset:
-    """Describe the samples of one prepared dataset, or JSONL file, by themselves: neither encoded nor batched.
+    """Return the samples of one prepared dataset or JSONL file, neither encoded nor batched.
 
     Args:
         path: Folder of the dataset, or the file.
-        dataset_config: As in `get_train_dataset`, and so are `split_config`, `worker_config`, `sample_type`, `subset`
-            and `where`.
+        dataset_config: See `get_train_dataset`, also for `split_config`, `worker_config`, `sample_type`, `subset` and
+            `where`.
         split_part: Default: `train`.
         training: Whether samples are shuffled.
-        subflavors: Tags of every sample, in place of those of equal names in the dataset's own configuration.
-        shuffle_over_epochs: As `shuffle_over_epochs_multiplier` there.
-        **options: As in `DatasetLoader.get_datasets`.
+        subflavors: Tags of every sample. They override tags of the same name in the dataset configuration.
+        shuffle_over_epochs: `shuffle_over_epochs_multiplier` of `get_train_dataset`.
+        **options: See `DatasetLoader.get_datasets`.
 
     Raises:
-        ConfigError: An argument is not valid.
-        DatasetNotFoundError: There is no prepared dataset at the path.
+        ConfigError: An argument is invalid.
+        DatasetNotFoundError: The path holds no prepared dataset.
     """
     worker_config, encoder = _host_and_hooks(worker_config, options.pop("task_encoder", None))
     if "decoder" not in options:

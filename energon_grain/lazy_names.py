@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that a package imports when they are first asked for. The one list of them is its `__init__.pyi`."""
+"""Names that a package imports on first use. Its `__init__.pyi` is the only list of them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from types import ModuleType
 from typing import Any
 
 PACKAGES: dict[str, Callable[[str], Any]] = {}
-"""Looks up the public names of each package that `from_stub` serves, for modules that are below it."""
+"""Looks up the public names of each package that `from_stub` serves, for the modules below it."""
 
 
 def from_stub(
     names: dict[str, Any], besides: ModuleType | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package: each name from the module that the stub says, and `__all__` of them.
+    """Return `__getattr__` and `__dir__` of a package: names resolve to the modules in its stub, and form `__all__`.
 
     Args:
         names: The package's `globals()`.
-        besides: A package whose names it has too, where it has none of its own.
+        besides: A fallback package for names that the stub does not list.
     """
     homes: dict[str, str] = {}
 
@@ -29,7 +29,7 @@ def from_stub(
             with open(f"{names['__file__']}i", encoding="utf-8") as file:
                 lines = re.findall(r"^from (\S+) import (?:\(([^)]*)\)|(.*))$", file.read(), re.MULTILINE)
             found = {name: home for home, *some in lines for name in re.findall(r"(\w+) as ", " ".join(some))}
-            homes.update(found)  # at once: another thread may be asking
+            homes.update(found)  # in one step: another thread may be reading
         return homes
 
     def get(name: str) -> Any:
@@ -50,6 +50,6 @@ def from_stub(
 
 
 def by_name(dotted: str) -> Any:
-    """What has this dotted name; its module is imported now."""
+    """Import the module of a dotted name and return the attribute."""
     module, _, attribute = dotted.rpartition(".")
     return getattr(importlib.import_module(module), attribute)

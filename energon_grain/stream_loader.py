@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What loaders of all backends have in common: a stream, its state, the processes of all hosts, and being watched."""
+"""The common part of the loaders of all backends: a stream, its state, the processes of all hosts, and monitoring."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from energon_grain.watch.watching import Watch
 
 @public
 class StreamLoader(OneSubscript[Item]):
-    """Batches of one host, with state: the part of a loader that does not depend on the framework.
+    """Batches of one host, with state: the framework-independent part of a loader.
 
-    A loop that was left by `break` continues where it stopped; after the end of a pass the next `iter` begins the next
-    one (for validation: the same one). `next` in between raises StopIteration.
+    A loop that ended with `break` continues at its position. After the end of a pass, the next `iter` starts the next
+    pass (for validation: the same pass); until then, `next` raises StopIteration.
 
-    A backend sets `_stream` and `_framework`, and says by `_processes` how hosts reach each other.
+    A backend sets `_stream` and `_framework`, and implements `_processes`, which defines how hosts communicate.
     """
 
     _stream: Stream
     _framework: ClassVar[str]
 
     def _processes(self) -> HostProcesses | None:
-        """Processes of all hosts; None: the program did not connect them."""
+        """Return the processes of all hosts; None if the program did not connect them."""
         raise NotImplementedError
 
     def __iter__(self) -> Self:
@@ -51,15 +51,14 @@ class StreamLoader(OneSubscript[Item]):
             raise
 
     def __len__(self) -> int:
-        """Steps per host of the current pass; of one pass over the data where the stream is endless."""
+        """Steps per host of the current pass; for an endless stream, of one pass over the data."""
         return len(self._stream)
 
     def __getitem__(self, index: Any) -> NoReturn:
         raise TypeError(
-            f"{self!r} has no batches by number, it goes on from one to the next: iterate over it, by itself (it needs "
-            f"no other loader around it). `which(step)` says what a step holds, and `BatchMapDataset`, where Grain is "
-            f"installed, has batches by number. For torch.utils.data.DataLoader, take what get_train_dataset of "
-            f"energon_grain_torch returned"
+            f"{self!r} has no random access: iterate over it directly, without another loader around it. "
+            f"`which(step)` lists the samples of a step, and `BatchMapDataset`, which needs Grain, has random access. "
+            f"For torch.utils.data.DataLoader, pass the dataset from get_train_dataset of energon_grain_torch"
         )
 
     def __bool__(self) -> bool:
@@ -70,20 +69,20 @@ class StreamLoader(OneSubscript[Item]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"{self!r} cannot be pickled or copied, it owns threads and open files: send the dataset, make a loader of "
-            f"it there, and give it the state"
+            f"{self!r} cannot be pickled or copied, because it owns threads and open files: send the dataset, make a "
+            f"loader there, and restore the state"
         )
 
     def progress(self, *, every_s: float = 10.0, file: TextIO | None = None) -> Iterator[Item]:
-        """The same batches as `for batch in loader`, with a line that says how far the loop is, and how fast.
+        """Iterate like `for batch in loader`, with a line that shows progress and speed.
 
-        It tells the step and the steps of the pass (of endless streams how often the data came by), samples a second of
-        this host, the share of the time for which the loop waited for data, and what is left. Host 0 alone shows it.
-        The loader is used as by any loop: its state is that behind the last batch that the loop got.
+        The line shows the step and the steps of the pass (for endless streams, the number of passes over the data), the
+        samples per second of this host, the share of time that the loop waited for data, and the remaining time. Only
+        host 0 prints it. The loader state is the same as in any loop: the position after the last batch delivered.
 
         Args:
-            every_s: Where `file` is no terminal, a line at most that often, in seconds.
-            file: Where to write; default: stderr.
+            every_s: Minimum seconds between lines if `file` is not a terminal.
+            file: Output. Default: stderr.
         """
         iter(self)
         line = ProgressLine(self._stream, every_s, sys.stderr if file is None else file)
@@ -99,17 +98,17 @@ class StreamLoader(OneSubscript[Item]):
                     raise
                 line.took(time.perf_counter() - began)
                 yield batch
-                del batch  # or it would live until the next one is made
+                del batch  # otherwise it stays in memory until the next batch is ready
         finally:
             line.end()
 
     @property
     def stream(self) -> Stream:
-        """What runs underneath."""
+        """The underlying stream."""
         return self._stream
 
     def close(self) -> None:
-        """End threads and processes, and release files. Further `next` calls raise ValueError."""
+        """Stop threads and processes, and release files. Further `next` calls raise ValueError."""
         self._stream.close()
 
     def __enter__(self) -> Self:
@@ -119,7 +118,7 @@ class StreamLoader(OneSubscript[Item]):
         self.close()
 
     def save_state_rank(self) -> Cursor:
-        """This host's state, with the manifest that explains a later mismatch. JSON-native."""
+        """Return this host's state as JSON-native values, with the manifest that explains a later mismatch."""
         return self._stream.cursor(with_manifest=True)
 
     def restore_state_rank(
@@ -130,38 +129,38 @@ class StreamLoader(OneSubscript[Item]):
         on_change: OnChange | None = None,
         note: str = "",
     ) -> None:
-        """Restore what `save_state_rank` or `save_state_global` returned; None leaves a fresh loader as it is.
+        """Restore a state from `save_state_rank` or `save_state_global`. None leaves a fresh loader unchanged.
 
         Args:
-            state: The state, saved by this host or for all hosts.
+            state: The state of this host or of all hosts.
             allow_changes: The older spelling of `on_change="position"`.
-            on_change: If the configuration or the data changed since: "refuse"; "amend", to continue every dataset of
-                the mixture exactly where it is, with the present weights; "position", to continue at the same position
-                of the changed stream, which repeats and loses samples. Default: as the loader was made.
-            note: Reason of the change, for `amendments`.
+            on_change: Used if the configuration or the data have changed. "refuse": raise an error. "amend": every
+                dataset of the mixture continues exactly where it is, with the new weights. "position": continue at the
+                same position of the changed stream, which repeats and loses samples. Default: the loader's setting.
+            note: Reason for the change, shown by `amendments`.
 
         Raises:
-            StateError: The state cannot be continued here.
+            StateError: The state cannot be continued.
             AmendmentError: The change cannot be amended.
         """
         if state is not None:
             self._stream.restore(state, allow_changes=allow_changes, on_change=on_change, note=note)
 
     def _gathered(self) -> Cursor:
-        """The state of all hosts; collective with several."""
+        """Return the state of all hosts; a collective operation with several hosts."""
         return gather_cursor(self.save_state_rank(), self._processes(), self._framework)
 
     def save_state_global(self, global_dst_rank: int = 0, *, dst_rank: int | None = None) -> Cursor | None:
-        """The state of all hosts, on the process of global rank `global_dst_rank`; None on the others.
+        """Return the state of all hosts on the process of global rank `global_dst_rank`; None on the others.
 
-        With several hosts, a collective operation: all call it at the same step.
+        With several hosts this is a collective operation: all hosts call it at the same step.
 
         Args:
-            global_dst_rank: Number of the process among all of the job, not of its data-parallel group.
-            dst_rank: Another name of it.
+            global_dst_rank: Rank of the process in the whole job, not in its data-parallel group.
+            dst_rank: Alias of `global_dst_rank`.
 
         Raises:
-            StateError: The hosts cannot be gathered, or are at different steps.
+            StateError: The states cannot be gathered, or the hosts are at different steps.
         """
         merged = self._gathered()
         processes = self._processes()
@@ -181,20 +180,20 @@ class StreamLoader(OneSubscript[Item]):
         """Restore the state of all hosts on any number of hosts.
 
         Args:
-            state: What `save_state_global` returned, or a list of each host's `save_state_rank`.
-            src_rank: Host that has the state, where the others pass None; default: each host has it.
-            allow_changes: As in `restore_state_rank`.
-            on_change: As in `restore_state_rank`.
-            note: As in `restore_state_rank`.
+            state: The result of `save_state_global`, or a list with each host's `save_state_rank`.
+            src_rank: Host that has the state, if the others pass None. Default: each host has it.
+            allow_changes: See `restore_state_rank`.
+            on_change: See `restore_state_rank`.
+            note: See `restore_state_rank`.
 
         Raises:
-            StateError: The state cannot be continued here.
+            StateError: The state cannot be continued.
         """
         if src_rank is not None and self._stream.config.world_size > 1:
             state = broadcast_state(state, src_rank, self._processes(), self._framework)
         if state is None:
             raise StateError(
-                "there is no state to restore on this host; pass it, or say which host has it by src_rank="
+                "this host has no state to restore: pass a state, or name the host that has it with src_rank="
             )
         if not isinstance(state, Mapping):
             state = merge_cursors(state)
@@ -208,18 +207,18 @@ class StreamLoader(OneSubscript[Item]):
         remove: Sequence[str] = (),
         note: str = "",
     ) -> None:
-        """Change the mixture from the next step on; every dataset that stays continues exactly where it is.
+        """Change the mixture from the next step on. Every remaining dataset continues exactly where it is.
 
         With several hosts, every host makes the same call at the same step.
 
         Args:
             weights: New weights of all datasets of a blend, by name (the last part of its path, its `name`, or its
-                whole key); 0 pauses a dataset. Default: as they are.
+                full key). Weight 0 pauses a dataset. Default: unchanged.
             add: Datasets to append to the blend, by the name that `weights` uses: a path; a mapping with `path`,
                 `split_part`, `subflavors` and `name`, as in a metadataset; or a dataset. Each needs a weight in
-                `weights`. Its samples are made as those of the other datasets.
-            remove: Names of datasets to leave out from now on. Samples that a pack or group holds are still delivered.
-            note: Reason, for `amendments`.
+                `weights`. Its samples are made in the same way as the others.
+            remove: Names of datasets to remove. Samples held by packs or groups are still delivered.
+            note: Reason for the change, shown by `amendments`.
 
         Raises:
             AmendmentError: There is no such dataset, or this stream's mixture cannot be amended.
@@ -228,64 +227,64 @@ class StreamLoader(OneSubscript[Item]):
 
     @property
     def amendments(self) -> list[Any]:
-        """All changes of the mixture in this run, as `energon_grain.amendments.history.Amendment`."""
+        """All changes of the mixture in this run: a list of `energon_grain.amendments.history.Amendment`."""
         amendments = self._stream.amendments
         return [] if amendments is None else list(amendments.log)
 
     def which(self, step: int) -> StepSamples:
-        """The samples of the global batch of a step, past or future. See `Stream.which`."""
+        """Return the samples of the global batch of a past or future step. See `Stream.which`."""
         return self._stream.which(step)
 
     def skip(self, steps: int) -> None:
-        """Jump over steps of this pass, which count as delivered. See `Stream.skip`."""
+        """Skip steps of this pass; they count as delivered. See `Stream.skip`."""
         self._stream.skip(steps)
 
     def can_restore_sample(self) -> bool:
-        """Whether `restore_sample` works: always."""
+        """Return whether `restore_sample` works: always True."""
         return True
 
     def restore_sample(self, restore_key: Any) -> Any:
-        """A sample or batch again, from its `__restore_key__`; the loader stays where it is.
+        """Make a sample or batch again from its `__restore_key__`. The position of the loader does not change.
 
         Args:
-            restore_key: Of anything that a loader of the same configuration delivered, on any host; JSON's lists in
-                place of tuples are fine.
+            restore_key: Key of a sample or batch that a loader of the same configuration delivered, on any host. Lists
+                in place of tuples (from JSON) are accepted.
 
         Raises:
-            StateError: It is not a restore key of this dataset, or the sample is dropped now.
+            StateError: It is not a restore key of this dataset, or the sample is now dropped.
         """
         return self._stream.restore_sample(restore_key)
 
     def stats(self) -> LoaderStats:
-        """What was delivered, where the time went, and what was dropped and why. See `LoaderStats`."""
+        """Return counts of delivered and dropped samples, drop reasons, and time per stage. See `LoaderStats`."""
         return self._stream.stats()
 
     def watch(
         self, *, trace: str | os.PathLike[str] | None = None, prometheus: Any = None, name: str = "train"
     ) -> Watch:
-        """A context in which the loader is watched; the stream does not change with it.
+        """Return a context that monitors the loader. The stream does not change.
 
-        `lap()` of what it gives is what happened since it was called last: `log(watch.lap().scalars())`.
+        Inside it, `lap()` returns the statistics since its last call: `log(watch.lap().scalars())`.
 
         Args:
-            trace: File for what ran when in every worker, in Chrome's trace-event format, which `ui.perfetto.dev`
-                opens; `{host}` in its name is filled in. It grows by about 150 bytes an event, to a million of them or
-                until the disk is full.
-            prometheus: Port at which Prometheus finds the metrics (0: any that is free, which `port` tells), or a
+            trace: File for a timeline of every worker, in Chrome's trace-event format, for `ui.perfetto.dev`. `{host}`
+                in its name is filled in. It grows by about 150 bytes per event, up to a million events or until the
+                disk is full.
+            prometheus: Port that serves the metrics to Prometheus (0: any free port, see `port`), or a
                 `prometheus_client.CollectorRegistry` that the program serves itself.
-            name: Of the loader in the metrics, where there are several.
+            name: Name of the loader in the metrics, to distinguish several loaders.
 
         Raises:
-            ConfigError: The registry has the metrics of a loader of this name.
-            MissingPackageError: There is no `prometheus_client`.
-            OSError: The file cannot be opened, or the port is taken.
+            ConfigError: The registry already has metrics of a loader of this name.
+            MissingPackageError: `prometheus_client` is not installed.
+            OSError: The file cannot be opened, or the port is in use.
         """
         return Watch(self.stats, self._stream, trace=trace, prometheus=prometheus, name=name)
 
     def config(self) -> dict[str, Any]:
-        """Every setting that changes the order, and what each leaf holds; JSON-native."""
+        """Return every setting that changes the order, and the content of each leaf, as JSON-native values."""
         return self._stream.spec.manifest()
 
     def start_prefetch(self) -> None:
-        """Begin to read ahead now."""
+        """Start prefetching now."""
         self._stream.start_prefetch()

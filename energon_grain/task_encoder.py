@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's side of the pipeline: hooks from decoded sample to encoded batch.
+"""The user's part of the pipeline: hooks from decoded sample to encoded batch.
 
-Hooks run in this order, each on what the one before returned:
+Hooks run in this order. Each receives the result of the one before:
 
-1. `decoder` on the parts of a raw sample, before the sample object is made;
-2. `cookers` with `cook_crude_sample`, on crude leaves only;
-3. `encode_sample` or `preencode_sample`, sample by sample, or `encode_samples`, on many at once;
+1. `decoder`: the parts of a raw sample, before the sample object is made;
+2. `cookers` with `cook_crude_sample`: crude leaves only;
+3. `encode_sample` or `preencode_sample`, sample by sample, or `encode_samples`, on many samples at once;
 4. with `packing_buffer_size`: `select_samples_to_pack` on a full buffer, `postencode_sample` on each sample of a group,
    `pack_selected_samples` on the group; with `packing`: `postencode_sample`, sample by sample, and
-   `pack_selected_samples` on each pack of the plan; without them: `postencode_sample`, sample by sample;
-5. `batch_group_criterion`, where it is overridden, says which samples belong in a batch;
-6. `batch`, on the samples of one batch;
-7. `encode_batch`, on the batch. Where nothing is batched (`batch_size=None` without groups) the last two do not run.
+   `pack_selected_samples` on each pack of the plan; otherwise: `postencode_sample`, sample by sample;
+5. `batch_group_criterion`, if overridden: the samples that belong in one batch;
+6. `batch`: the samples of one batch;
+7. `encode_batch`: the batch. The last two do not run without batching (`batch_size=None` without groups).
 
-A hook that is not overridden costs nothing. Random numbers come from `self.rng`. The builders
-`build_train_datasets`, `build_val_datasets`, `build_encode_sample` and `build_batch` put the hooks into a graph of
-dataset nodes and may be overridden too; an override gets those keywords alone that it declares.
+A hook that is not overridden costs nothing. Random numbers come from `self.rng`. The builders `build_train_datasets`,
+`build_val_datasets`, `build_encode_sample` and `build_batch` compose the hooks into a graph of dataset nodes. They may
+be overridden too; an override receives only the keywords that it declares.
 """
 
 from __future__ import annotations
@@ -61,48 +61,48 @@ _logger = logging.getLogger("energon_grain")
 
 @runtime_checkable
 class PackPlan(Protocol):
-    """Plans which samples make a pack."""
+    """Plans the samples of each pack."""
 
     def packed(self, encoder: TaskEncoder, dataset: SavableDataset, worker_config: WorkerConfig) -> SavableDataset:
-        """The packs of a dataset, made by a hook of the encoder. Raises ConfigError where it has none."""
+        """Return the dataset in packs, made by a hook of the encoder. Raises ConfigError if it has none."""
         ...
 
 
 @runtime_checkable
 class BatchPlan(Protocol):
-    """Plans which samples make a batch, in place of a number of samples."""
+    """Plans the samples of each batch, in place of a fixed number of samples."""
 
     def batched(
         self, encoder: TaskEncoder, dataset: SavableDataset, last_batch: LastBatch | None, worker_config: WorkerConfig
     ) -> SavableDataset:
-        """The batches of a dataset, made by the encoder's `batch`. Raises ConfigError where that does not fit."""
+        """Return the dataset in batches, made by the encoder's `batch`. Raises ConfigError if that is impossible."""
         ...
 
 
-def call_declared(builder: Callable[..., Any], *arguments: Any, asked: Mapping[str, Any], **keywords: Any) -> Any:
-    """Call a builder with the keywords that it declares, and no others.
+def call_declared(builder: Callable[..., Any], *arguments: Any, requested: Mapping[str, Any], **keywords: Any) -> Any:
+    """Call a builder with the keywords that it declares.
 
-    So an override that was written for an earlier version, or for Energon, goes on working when a keyword is added.
+    Overrides that were written for an earlier version, or for Energon, keep working when a keyword is added.
 
     Args:
         builder: May be overridden.
-        *arguments: Passed as they are.
-        asked: Keywords that carry what the user asked for, and that must not be lost.
-        **keywords: Passed where they are declared.
+        *arguments: Passed unchanged.
+        requested: Keywords that the user set, which must not be dropped.
+        **keywords: Passed if declared.
 
     Raises:
-        ConfigError: One of `asked` is not declared.
+        ConfigError: One of `requested` is not declared.
     """
     parameters = inspect.signature(builder).parameters.values()
-    keywords |= asked
+    keywords |= requested
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        lost = [name for name in asked if name not in names]
+        lost = [name for name in requested if name not in names]
         if lost:
-            what = ", ".join(f"{name}={asked[name]!r}" for name in lost)
+            what = ", ".join(f"{name}={requested[name]!r}" for name in lost)
             raise ConfigError(
-                f"{getattr(builder, '__qualname__', repr(builder))} does not take {what}, which was asked for; declare "
-                f"{', '.join(lost)} there (or **kwargs) and pass it on, or do not ask for it"
+                f"{getattr(builder, '__qualname__', repr(builder))} does not accept {what}: declare {', '.join(lost)} "
+                f"there (or **kwargs) and pass it on, or leave it out of the call"
             )
         keywords = {name: value for name, value in keywords.items() if name in names}
     return builder(*arguments, **keywords)
@@ -115,12 +115,12 @@ def _training_mixture(
     schedule: Schedule | None,
     repeat: bool,
 ) -> SavableDataset:
-    """The datasets combined in the way that the metadataset says.
+    """Combine the datasets as the metadataset describes.
 
-    Raises ConfigError if there is no dataset, or the mixture has no end although `repeat` is False.
+    Raises ConfigError if there is no dataset, or if the mixture is endless although `repeat` is False.
     """
     if not datasets:
-        raise ConfigError("build_train_datasets: there is no dataset; pass at least one")
+        raise ConfigError("build_train_datasets: got no dataset, expected at least one")
     by_cost = blend_mode is DatasetBlendMode.NONE and isinstance(datasets[0][0], BlendDataset)
     if blend_mode is DatasetBlendMode.DATASET_WEIGHT or by_cost:
         if not repeat:
@@ -131,7 +131,7 @@ def _training_mixture(
         mixture: SavableDataset = BlendEpochizedDataset(*datasets, worker_config=worker_config)
     elif len(datasets) == 1:
         mixture = alone[0]
-    elif repeat:  # numbers that are neither weights nor repetitions do not count: equal shares
+    elif repeat:  # other numbers than weights and repetitions do not count: equal shares
         return BlendDataset(*alone, worker_config=worker_config)
     else:
         mixture = BlendEpochizedDataset(*alone, worker_config=worker_config)
@@ -141,7 +141,7 @@ def _training_mixture(
 def _endless(dataset: LoadedDataset) -> ConfigError:
     place = getattr(dataset, "combined_at", "")
     return ConfigError(
-        f"{place}{': ' if place else ''}a blend by weights has no end, so repeat=False has no meaning; use "
+        f"{place}{': ' if place else ''}a blend by weights is endless, so it cannot use repeat=False: use "
         f"`blend_epochized` with repetitions, or virtual_epoch_length"
     )
 
@@ -149,19 +149,19 @@ def _endless(dataset: LoadedDataset) -> ConfigError:
 def _check_packing(buffer_size: int | None, batch_size: int | BatchPlan | None) -> None:
     if buffer_size is not None or isinstance(batch_size, BatchPlan):
         other = "packing_buffer_size" if buffer_size is not None else "batch_size=CostBudget(…)"
-        raise ConfigError(f"packing and {other}: packs are made in one way; give one of the two")
+        raise ConfigError(f"packing and {other}: both define the packs; use only one of them")
 
 
 def _check_grouping(encoder: Any, last_batch: LastBatch | None, balance: Balance | None) -> None:
     if last_batch == "pad":
         raise ConfigError(
             f"last_batch='pad' with {type(encoder).__name__}.batch_group_criterion: groups that are incomplete at "
-            f"the end cannot be filled up; use 'drop', or 'keep' on one host"
+            f"the end cannot be padded. Use 'drop', or 'keep' on one host"
         )
     if balance is not None:
         raise ConfigError(
-            f"balance={balance.by!r} with {type(encoder).__name__}.batch_group_criterion: which samples make a "
-            f"batch depends on what is in them, so hosts cannot know beforehand what it costs; use one of both"
+            f"balance={balance.by!r} with {type(encoder).__name__}.batch_group_criterion: the groups depend on the "
+            f"content of samples, so hosts cannot know their costs in advance. Use only one of them"
         )
 
 
@@ -173,46 +173,66 @@ def _named_fields(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
     raise ConfigError(
-        f"cannot convert a {type(value).__name__} by field name; dataclasses, NamedTuples and dicts have named fields"
+        f"cannot convert a {type(value).__name__} by field name: expected a dataclass, a NamedTuple or a dict"
     )
 
 
 def _convert(value: Any, target: type[Any] | None) -> Any:
-    """Make a `target` of the fields of `value`; `value` itself when it is one already, or there is no target.
+    """Make a `target` from the fields of `value`. Returns `value` if it is one already, or if there is no target.
 
-    Raises ConfigError if `value` has no named fields, or they do not fit the target.
+    Raises ConfigError if `value` has no named fields, or if they do not fit the target.
     """
     if target is None or isinstance(value, target):
         return value
     fields = _named_fields(value)
     if fields.get("__valid__", 0) is None:
-        del fields["__valid__"]  # a place for the mask of padded batches, which other types need not have
+        del fields["__valid__"]  # the mask of padded batches, which other types need not have
     if issubclass(target, dict):
         return target(fields)
     try:
         return target(**fields)
     except TypeError as error:
         raise ConfigError(
-            f"fields {sorted(fields)} of {type(value).__name__} do not fit {target.__name__}: {error}; name the fields "
-            f"alike, or override the hook that converts"
+            f"fields {sorted(fields)} of {type(value).__name__} do not fit {target.__name__}: {error}. Use the same "
+            f"field names in both, or override the hook that converts"
         ) from error
 
 
 class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatch]):
-    """Base of user task encoders: override what the task needs.
+    """Base class of task encoders. Override the hooks that a task needs.
 
     Subscripts name types for readers and type checkers: `TaskEncoder[sample, encoded sample, raw batch, batch]`.
 
-    Attributes:
-        decoder: Decodes the parts of each sample; None leaves them bytes. A `decoder:` in the dataset's own
-            configuration takes precedence.
-        decoder_type: The class of such decoders, of which a configuration gives the arguments alone.
-        cookers: Turn crude samples into samples; for each leaf the first whose `has_subflavors` fit is taken.
-        thread_safe: Whether hooks may run in several threads at once. Unless it is True they run one at a time.
+    Example:
+        Tokenize captions and crop at random, the same in every run:
 
-    Any hook may raise `SkipSample`. Other exceptions go to `WorkerConfig.global_error_handler`; after
-    `__default_failure_tolerance__` failures of one hook in a row the iteration ends with `FatalSampleError`.
-    `@stateless(failure_tolerance=…)` says otherwise for one hook.
+            class Captions(DefaultTaskEncoder):
+                decoder = SampleDecoder(image_decode="rgb8")
+
+                @stateless
+                def encode_sample(self, sample: CaptioningSample) -> dict:
+                    top, left = self.rng.integers(0, 32, size=2)
+                    if len(sample.caption) < 3:
+                        raise SkipSample()
+                    return {
+                        "image": sample.image[top : top + 224, left : left + 224],
+                        "tokens": np.asarray(tokenizer.encode(sample.caption)),
+                    }
+
+            dataset = get_train_dataset("data/captions", task_encoder=Captions(), batch_size=32, ...)
+
+        `DefaultTaskEncoder.batch` pads and stacks the arrays of each field.
+
+    Attributes:
+        decoder: Decodes the parts of each sample; None keeps them as bytes. A `decoder:` in the dataset's own
+            configuration takes precedence.
+        decoder_type: Class of the decoders whose arguments a dataset configuration holds.
+        cookers: Turn crude samples into typed samples. Each leaf uses the first cooker whose `has_subflavors` match.
+        thread_safe: Whether hooks may run in several threads at once. Unless it is True, one hook runs at a time.
+
+    Any hook may raise `SkipSample` to drop its sample. Other exceptions go to `WorkerConfig.global_error_handler`.
+    After `__default_failure_tolerance__` consecutive failures of one hook the iteration ends with `FatalSampleError`;
+    `@stateless(failure_tolerance=…)` sets another limit for one hook.
     """
 
     decoder: SampleDecoder | None = DEFAULT_DECODER
@@ -224,113 +244,111 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
     @idle()
     @stateless
     def cook_crude_sample(self, sample: Any, cooker: Cooker, aux: dict[str, Any]) -> Any:
-        """Turn a crude sample into a sample with the cooker chosen for its leaf."""
+        """Turn a crude sample into a typed sample with the cooker of its leaf."""
         return cooker.cook(sample, **aux)
 
     @idle()
     @stateless
     def encode_sample(self, sample: RawSample) -> Any:
-        """Encode one sample; or, as a generator, yield any number. Default: the sample as it is."""
+        """Encode one sample. A generator may yield any number of samples. Default: returns the sample."""
         return sample
 
     @idle()
     @stateless
     def preencode_sample(self, sample: Any) -> Any:
-        """Encode one sample as far as choosing what to pack needs; or, as a generator, yield any number.
+        """Encode one sample as far as needed to select packs. A generator may yield any number of samples.
 
-        It stands at the place of `encode_sample`: only one of the two may be overridden.
+        It replaces `encode_sample`: override only one of the two.
         """
         return sample
 
     @idle()
     @stateless
     def encode_samples(self, samples: list[RawSample]) -> list[Any]:
-        """Encode many samples at once, for what is faster on lists. It stands at the place of `encode_sample`.
+        """Encode many samples at once, for code that is faster on lists. It replaces `encode_sample`.
 
-        How many, and which ones, is not said: what a sample becomes must depend on that sample alone, and on its own
-        random numbers in `self.rngs`. So no batch norms, and no padding to the longest.
+        The number and choice of samples in a call are unspecified. The result for a sample must depend only on that
+        sample and on its own random numbers in `self.rngs`: no batch norm, and no padding to the longest sample.
 
-        Where it raises, the samples are made again and given to it one by one, so that only those are dropped that it
-        fails on.
+        If the hook raises, the samples are made again and passed one by one, so only failing samples are dropped.
 
         Returns:
-            An entry for each sample, in their order: what it becomes, or an exception, such as `SkipSample()`, that
-            drops it.
+            One entry per sample, in order: the encoded sample, or an exception, such as `SkipSample()`, that drops it.
         """
         return samples
 
     @idle()
     @stateless
     def postencode_sample(self, sample: Any) -> Any:
-        """Finish encoding a sample, once it is known that it is used; inside packs it may not be a generator."""
+        """Finish encoding a sample that is going to be used. With packing, it must not be a generator."""
         return sample
 
     @idle()
     def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """Which of a full buffer's samples belong together. Samples left out are dropped.
+        """Divide the samples of a full buffer into groups. Samples in no group are dropped.
 
-        Not called where packs are planned from columns (`packing`).
+        Not called for packs that are planned from columns (`packing`).
         """
         raise NotImplementedError(f"{type(self).__name__}.select_samples_to_pack: packing needs this hook")
 
     @idle()
     @stateless
     def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """Make one sample of a group; or, as a generator, any number. Its `__restore_key__` may be left `()`.
+        """Make one sample of a group. A generator may yield any number of samples. `__restore_key__` may stay `()`.
 
-        Of a pack that was planned (`packing`) it must make one. Where it has a parameter `ranges`, it is given
-        (start, stop) of each sample by it: which units of its first cost belong to the pack, all of them but for
-        samples that were split.
+        A planned pack (`packing`) must result in exactly one sample. If the hook has a parameter `ranges`, it receives
+        (start, stop) for each sample: the units of the plan's first cost that belong to the pack. The range covers the
+        whole sample, unless the plan split the sample.
         """
         raise NotImplementedError(f"{type(self).__name__}.pack_selected_samples: packing needs this hook")
 
     @idle()
     def batch_group_criterion(self, sample: EncodedSample) -> tuple[Hashable, int | None]:
-        """(key, size): samples of one key are batched together, `size` of them, or `batch_size` where it is None.
+        """Return (key, size): a batch contains samples of one key, `size` of them, or `batch_size` if `size` is None.
 
-        Default: batches are made of consecutive samples.
+        Default: batches of consecutive samples.
         """
         return None, None
 
     @stateless
     def batch(self, samples: list[EncodedSample]) -> Any:
-        """Make a batch of samples; or, as a generator (not with groups), yield any number.
+        """Make a batch of samples. A generator may yield any number of batches (without groups).
 
-        Default: `generic_batch`, which pads and stacks arrays and lists all else.
+        Default: `generic_batch`, which pads and stacks arrays and puts other values in lists.
         """
         return generic_batch(samples)
 
     @idle()
     @stateless
     def encode_batch(self, batch: RawBatch) -> Any:
-        """Encode a batch; or, as a generator, yield any number. Default: the batch as it is."""
+        """Encode a batch. A generator may yield any number of batches. Default: returns the batch."""
         return batch
 
     @property
     def rng(self) -> np.random.Generator:
-        """Random numbers of the running hook's sample (or batch): equal in every run, on every host and worker."""
+        """Random generator of the current sample (or batch), the same in every run and on every host and worker."""
         return current_draw().rng
 
     @property
     def rngs(self) -> list[np.random.Generator]:
-        """In `encode_samples`: random numbers of each sample, in their order; in other hooks `rng` alone."""
+        """In `encode_samples`: a random generator for each sample, in order. In other hooks: `[rng]`."""
         return [draw.rng for draw in current_draws()]
 
     @property
     def cache(self) -> CachePool:
-        """The loader's `cache_pool`, in a hook; without one, a pool that reads when it is asked, and keeps nothing."""
+        """The loader's `cache_pool`, for use in hooks. Without one: a pool that reads on request and caches nothing."""
         return active_cache()
 
     @property
     def current_batch_index(self) -> int:
-        """Number, on this host and in this pass, of the batch that is being made. See `Draw.batch_index`."""
+        """Number of the current batch on this host and in this pass. See `Draw.batch_index`."""
         return current_draw().batch_index
 
     @property
     def current_sample_index(self) -> int:
-        """Position of the running hook's sample in the stream of its leaf; in batch hooks, of the batch's first item.
+        """Position of the current sample in the stream of its leaf; in batch hooks, of the first item of the batch.
 
-        It is the same wherever and whenever the sample is made, and different for samples of one leaf.
+        It is independent of host, worker and time, and unique within a leaf.
         """
         return current_draw().position
 
@@ -351,19 +369,19 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         balance: Balance | None = None,
         schedule: Schedule | None = None,
     ) -> SavableDataset:
-        """Combine datasets and put encoding, packing, batching and virtual epochs over them.
+        """Combine datasets, then add encoding, packing, batching and virtual epochs.
 
         Args:
             datasets: (dataset, number) pairs; `BlendDataset(*datasets)` blends them.
-            worker_config: Of the nodes.
-            batch_size: As in `get_train_dataset`, and so are `batch_drop_last`, `packing_buffer_size`, `packing`,
+            worker_config: Configuration of the nodes.
+            batch_size: See `get_train_dataset`, also for `batch_drop_last`, `packing_buffer_size`, `packing`,
                 `virtual_epoch_length`, `repeat`, `last_batch` and `balance`.
-            shuffle_buffer_size: As in `get_train_dataset`; the leaves are shuffled by it already.
-            blend_mode: What the numbers of the pairs mean.
-            schedule: (from_position, a weight for each dataset) of each segment, where weights change on the way.
+            shuffle_buffer_size: See `get_train_dataset`; the leaves are already shuffled by it.
+            blend_mode: Meaning of the numbers in the pairs.
+            schedule: (from_position, one weight per dataset) of each segment, if weights change over time.
 
         Raises:
-            ConfigError: The hooks or arguments do not fit together.
+            ConfigError: The hooks or arguments contradict each other.
         """
         del shuffle_buffer_size
         dataset = _training_mixture(datasets, worker_config, blend_mode, schedule, repeat)
@@ -397,18 +415,18 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         last_batch: LastBatch | None = None,
         balance: Balance | None = None,
     ) -> SavableDataset:
-        """Concatenate datasets and put encoding, packing, batching and the limit over them.
+        """Concatenate datasets, then add encoding, packing, batching and the limit.
 
         Args:
-            datasets: (dataset, number) pairs; numbers do not count.
-            worker_config: Of the nodes.
-            batch_size: As in `get_val_dataset`, and so are the other arguments.
+            datasets: (dataset, number) pairs; the numbers are ignored.
+            worker_config: Configuration of the nodes.
+            batch_size: See `get_val_dataset`, also for the other arguments.
 
         Raises:
-            ConfigError: The hooks or arguments do not fit together.
+            ConfigError: The hooks or arguments contradict each other.
         """
         if not datasets:
-            raise ConfigError("build_val_datasets: there is no dataset; pass at least one")
+            raise ConfigError("build_val_datasets: got no dataset, expected at least one")
         dataset = datasets[0][0] if len(datasets) == 1 else ConcatDataset(*datasets, worker_config=worker_config)
         dataset = _encoded_and_batched(
             self,
@@ -426,17 +444,17 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         return dataset if limit is None else LimitDataset(dataset, limit, worker_config=worker_config)
 
     def build_encode_sample(self, dataset: SavableDataset, *, worker_config: WorkerConfig) -> SavableDataset:
-        """Put `encode_sample`, `preencode_sample` or `encode_samples` over a dataset, where one of them is overridden.
+        """Apply `encode_sample`, `preencode_sample` or `encode_samples` to a dataset, if one of them is overridden.
 
         Raises:
-            ConfigError: Several are.
+            ConfigError: Several of them are overridden.
         """
         names = ("encode_sample", "preencode_sample", "encode_samples")
         hooks = [name for name in names if overridden_hook(self, name) is not None]
         if len(hooks) > 1:
             raise ConfigError(
-                f"{type(self).__name__} has {' and '.join(hooks)}; they stand at the same place, so keep one of them "
-                f"(encoded_sample_type=… converts in encode_sample)"
+                f"{type(self).__name__} overrides {' and '.join(hooks)}, which replace each other: keep only one of "
+                f"them (encoded_sample_type=… converts in encode_sample)"
             )
         return mapped(self, dataset, hooks[0], worker_config) if hooks else dataset
 
@@ -452,15 +470,15 @@ class TaskEncoder(FourSubscripts[RawSample, EncodedSample, RawBatch, EncodedBatc
         last_batch: LastBatch | None = None,
         balance: Balance | None = None,
     ) -> SavableDataset:
-        """Put packing, grouping or batching, and `encode_batch` over a dataset.
+        """Apply packing, grouping or batching, and `encode_batch` to a dataset.
 
         Args:
-            dataset: Of encoded samples.
-            batch_size: As in `get_train_dataset`, and so are the other arguments.
-            worker_config: Of the nodes.
+            dataset: Dataset of encoded samples.
+            batch_size: See `get_train_dataset`, also for the other arguments.
+            worker_config: Configuration of the nodes.
 
         Raises:
-            ConfigError: A hook that is needed is not overridden, or is a generator where one value is needed.
+            ConfigError: A required hook is not overridden, or is a generator where one value is required.
         """
         if packing is not None:
             _check_packing(packing_buffer_size, batch_size)
@@ -507,11 +525,11 @@ def _encoded_and_batched(
     batch_size: int | BatchPlan | None,
     **options: Any,
 ) -> SavableDataset:
-    """What the builders of single steps make, each of which may be overridden by itself."""
-    dataset = call_declared(encoder.build_encode_sample, dataset, asked={}, worker_config=worker_config)
-    asked = {name: options.pop(name) for name in list(options) if options[name]}
+    """Apply the builders of single steps, each of which may be overridden."""
+    dataset = call_declared(encoder.build_encode_sample, dataset, requested={}, worker_config=worker_config)
+    requested = {name: options.pop(name) for name in list(options) if options[name]}
     return call_declared(
-        encoder.build_batch, dataset, asked=asked, batch_size=batch_size, worker_config=worker_config, **options
+        encoder.build_batch, dataset, requested=requested, batch_size=batch_size, worker_config=worker_config, **options
     )
 
 
@@ -522,8 +540,9 @@ def _packed(
     if select is None or pack is None:
         missing = "select_samples_to_pack" if select is None else "pack_selected_samples"
         raise ConfigError(
-            f"packing_buffer_size={buffer_size}, but {type(encoder).__name__} has no {missing}; packing needs "
-            f"select_samples_to_pack (which samples go together) and pack_selected_samples (one sample of each group)"
+            f"packing_buffer_size={buffer_size}, but {type(encoder).__name__} has no {missing}. Packing needs both "
+            f"select_samples_to_pack (divides samples into groups) and pack_selected_samples (makes one sample of each "
+            f"group)"
         )
     return PackingDataset(
         dataset,
@@ -537,7 +556,7 @@ def _packed(
 
 
 def mapped(encoder: TaskEncoder, dataset: SavableDataset, hook: str, worker_config: WorkerConfig) -> SavableDataset:
-    """The dataset with a hook applied, where that is overridden."""
+    """Return the dataset with a hook applied, if the hook is overridden."""
     function, owner = overridden_hook(encoder, hook), owner_of_hooks(encoder, hook)
     if function is None:
         return dataset
@@ -546,20 +565,20 @@ def mapped(encoder: TaskEncoder, dataset: SavableDataset, hook: str, worker_conf
 
 
 def owner_of_hooks(encoder: TaskEncoder, *hooks: str) -> TaskEncoder:
-    """Whose `thread_safe` counts: the encoder that has all of the hooks, or the outer one where they are of several."""
+    """Return the encoder whose `thread_safe` applies: the owner of all the hooks, or the outer one if they differ."""
     owners = [owner_of_hook(encoder, hook) for hook in hooks]
     return owners[0] if all(owner is owners[0] for owner in owners) else encoder
 
 
 class DefaultTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch]):
-    """Converts between types by field name; all else as in `TaskEncoder`.
+    """A task encoder that converts between types by field name and otherwise behaves as `TaskEncoder`.
 
     Types may be dataclasses, NamedTuples or `dict`.
 
     Args:
-        encoded_sample_type: What `encode_sample` returns; default: the sample's own type.
-        raw_batch_type: What `batch` returns; default: the type of the first sample, its fields batched.
-        batch_type: What `encode_batch` returns; default: the raw batch's type.
+        encoded_sample_type: Result type of `encode_sample`. Default: the type of the sample.
+        raw_batch_type: Result type of `batch`. Default: the type of the first sample, with batched fields.
+        batch_type: Result type of `encode_batch`. Default: the type of the raw batch.
     """
 
     _encoded_sample_type: type[Any] | None = None
@@ -585,7 +604,7 @@ class DefaultTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, Encoded
 
     @stateless
     def batch(self, samples: list[EncodedSample]) -> Any:
-        """Batch field by field into `raw_batch_type`; metadata fields become lists, one value a sample."""
+        """Batch field by field into `raw_batch_type`; metadata fields become lists with one value per sample."""
         return batch_samples(samples, self._raw_batch_type)
 
     @idle(unless="_batch_type")
@@ -598,8 +617,8 @@ class DefaultTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, Encoded
 _BUILDERS = ("build_train_datasets", "build_val_datasets", "build_encode_sample", "build_batch")
 
 
-def _handed_on(name: str) -> Any:
-    """The hook of the inner encoder."""
+def _forwarded(name: str) -> Any:
+    """Return a hook that calls the inner encoder's hook."""
 
     @forwarding
     @wraps(getattr(TaskEncoder, name))
@@ -610,20 +629,20 @@ def _handed_on(name: str) -> Any:
 
 
 class AugmentTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch]):
-    """A task encoder that does what another one does, but for the hooks that a subclass overrides.
+    """A task encoder that forwards to another one, except for the hooks that a subclass overrides.
 
-    A hook that is merely handed on costs nothing: the inner encoder's own is called, under its own `thread_safe` and
-    failure tolerance. Random numbers in both are those of the sample.
+    Forwarding a hook costs nothing: the inner encoder's hook is called directly, with its own `thread_safe` and failure
+    tolerance. Random numbers in both are those of the sample.
 
     Attributes:
-        inner: The encoder that hooks are handed on to.
+        inner: The encoder that receives forwarded hooks.
 
     Args:
         task_encoder: The inner encoder.
 
     Raises:
-        ConfigError: The inner encoder overrides a builder and this class does not: its graph would be made of its
-            own hooks, or lost.
+        ConfigError: The inner encoder overrides a builder and this class does not. The graph would use the hooks of the
+            inner encoder, or ignore its builder.
     """
 
     def __init__(self, task_encoder: TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch]) -> None:
@@ -633,13 +652,14 @@ class AugmentTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, Encoded
             theirs = getattr(getattr(task_encoder, name), "__func__", None)
             if theirs is not plain and getattr(type(self), name) is plain:
                 raise ConfigError(
-                    f"{type(task_encoder).__name__} overrides {name}, which {type(self).__name__} cannot hand on: "
-                    f"the graph would be made of the inner encoder's hooks; override {name} here too"
+                    f"{type(task_encoder).__name__} overrides {name}, which {type(self).__name__} cannot forward, "
+                    f"because the graph would use the inner encoder's hooks: override {name} in {type(self).__name__} "
+                    f"too"
                 )
 
     @property
     def decoder(self) -> SampleDecoder | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The inner encoder's; a subclass may set its own as an attribute of the class."""
+        """The inner encoder's decoder. A subclass may set its own as a class attribute."""
         return self.inner.decoder
 
     @decoder.setter
@@ -648,21 +668,21 @@ class AugmentTaskEncoder(TaskEncoder[RawSample, EncodedSample, RawBatch, Encoded
 
     @property
     def decoder_type(self) -> type[SampleDecoder]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The inner encoder's."""
+        """The inner encoder's decoder type."""
         return self.inner.decoder_type
 
     @property
     def cookers(self) -> Sequence[Cooker]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The inner encoder's; a subclass may set its own as an attribute of the class."""
+        """The inner encoder's cookers. A subclass may set its own as a class attribute."""
         return self.inner.cookers
 
-    cook_crude_sample = _handed_on("cook_crude_sample")
-    encode_sample = _handed_on("encode_sample")
-    preencode_sample = _handed_on("preencode_sample")
-    encode_samples = _handed_on("encode_samples")
-    postencode_sample = _handed_on("postencode_sample")
-    select_samples_to_pack = _handed_on("select_samples_to_pack")
-    pack_selected_samples = _handed_on("pack_selected_samples")
-    batch_group_criterion = _handed_on("batch_group_criterion")
-    batch = _handed_on("batch")
-    encode_batch = _handed_on("encode_batch")
+    cook_crude_sample = _forwarded("cook_crude_sample")
+    encode_sample = _forwarded("encode_sample")
+    preencode_sample = _forwarded("preencode_sample")
+    encode_samples = _forwarded("encode_samples")
+    postencode_sample = _forwarded("postencode_sample")
+    select_samples_to_pack = _forwarded("select_samples_to_pack")
+    pack_selected_samples = _forwarded("pack_selected_samples")
+    batch_group_criterion = _forwarded("batch_group_criterion")
+    batch = _forwarded("batch")
+    encode_batch = _forwarded("encode_batch")

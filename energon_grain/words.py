@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of things, sizes, tables and texts of the data in messages and answers."""
+"""Formatting for messages and reports: counts, sizes, tables and untrusted text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def plural(what: str) -> str:
-    """Return the plural of a noun, or of the first one in `row of cells`.
+    """Return the plural of a noun, or of the first noun in `row of cells`.
 
     >>> plural("row group"), plural("record batch"), plural("run of samples"), plural("entry")
     ('row groups', 'record batches', 'runs of samples', 'entries')
@@ -23,7 +23,7 @@ def plural(what: str) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Write a number of things.
+    """Return a number with its noun.
 
     >>> counted(1, "record batch"), counted(12_000, "record batch")
     ('1 record batch', '12,000 record batches')
@@ -32,7 +32,7 @@ def counted(number: int, what: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
-    """Lay out rows of equal length, indented, of what may come from data; columns are aligned by `<` or `>`.
+    """Format rows of equal length as indented lines. Columns are aligned by `<` or `>`; cells are made printable.
 
     >>> table([("jpg", "9"), ("caption", "10")], "<>")
     ['  jpg       9', '  caption  10']
@@ -45,7 +45,7 @@ def table(rows: Sequence[Sequence[str]], alignment: str) -> list[str]:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Write a number of bytes with a decimal unit.
+    """Format a number of bytes with a decimal unit.
 
     >>> format_bytes(559_000_000)
     '559 MB'
@@ -58,7 +58,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def binary_bytes(size_bytes: int) -> str:
-    """Write a power of two.
+    """Format a power of two in bytes with a binary unit.
 
     >>> binary_bytes(512), binary_bytes(1024)
     ('512 B', '1 KiB')
@@ -71,7 +71,7 @@ def binary_bytes(size_bytes: int) -> str:
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    r"""A text with nothing in it that acts on a terminal or on the order of letters: such characters are written out.
+    r"""Escape the characters of a text that affect a terminal or the text direction.
 
     >>> visible("a\x1b[31mb\n\u202ec")
     'a␛[31mb␊\\u202ec'

@@ -148,7 +148,7 @@ USES = {
         "pyarrow",
     ),
     "EPath('msc://team/x').read_bytes()": ("reading msc://team", "multistorageclient"),
-    "EPath('s3://box/x').read_bytes()": ("s3://box/x: what the profile 'team' without keys stands for", "boto3"),
+    "EPath('s3://box/x').read_bytes()": ("s3://box/x: signing in with the profile 'team' (without keys)", "boto3"),
     "EPath('hf://datasets/team/set/x').read_bytes()": ("reading hf://datasets/team/set", "urllib3"),
     "plot.check_file(pathlib.Path('plot.svg'))": ("--plot", "matplotlib"),
     "train(text, prometheus=0)": ("Prometheus metrics", "prometheus_client"),

@@ -230,7 +230,7 @@ class NoStore(JsonlFileStore):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"endings": (".lines",)}, "is found to be no dataset, not a JSONL file"),
+        ({"endings": (".lines",)}, "is detected as no dataset, expected a JSONL file"),
         ({"open": other_parts}, r"a part filter .* reads other samples"),
         ({"summary": no_summary}, "`summary` counts 41 samples, lint 40"),
         ({"store": NoStore}, "'' should not be in the store"),
@@ -283,13 +283,13 @@ class Faulty(SelectedSource):
     ("fault", "says"),
     [
         ("order", "indices than were asked for|reads other samples at"),
-        ("range", "read of index 40 raises no IndexError"),
+        ("range", "read of index 40 does not raise IndexError"),
         ("keys", r"keys\(\) names other keys"),
         ("type", "sizes are int32"),
         ("sign", "a size is negative"),
         ("place", r"locate\(1\) is"),
         ("column", "column 'bytes' has other numbers"),
-        ("column id", r"column_id\('no such column'\) raises no KeyNotFoundError"),
+        ("column id", r"column_id\('no such column'\) does not raise KeyNotFoundError"),
         ("content", "the pickled copy has another content id"),
     ],
 )

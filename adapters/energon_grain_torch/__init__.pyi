@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names that are this backend's own, and those of the core: the one list of them."""
+"""The names of this backend and of the core. This list is the only one."""
 
 from energon_grain import *  # noqa: F403 (the names below take the place of some)
 

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs written for Megatron-Energon, unchanged: importing this puts our names where theirs are looked for.
+"""Run programs written for Megatron-Energon unchanged: importing this module serves Energon's names.
 
-From then on `megatron.energon` and the modules inside it that programs import are modules without a file, whose names
-are ours. Nothing is copied: `megatron.energon.WorkerConfig` *is* `energon_grain_torch.WorkerConfig`, so pickles and
-checkpoints that name the one load as the other. There are three ways to get there:
+After the import, `megatron.energon` and the modules inside it that programs import are modules without a file, with the
+names of this library. Nothing is copied: `megatron.energon.WorkerConfig` *is* `energon_grain_torch.WorkerConfig`, so
+pickles and checkpoints with one name load as the other. There are three ways to enable it:
 
     import energon_grain_torch.as_megatron_energon                          # first line of the program
     python -m energon_grain_torch.as_megatron_energon program.py …          # or -m package.module …
     ENERGON_IMPL=grain PYTHONPATH=$(python -m energon_grain_torch.as_megatron_energon --start) program …
 
-The last one is for programs that start others: every Python that inherits the two variables looks here. (The folder
-holds a `sitecustomize.py`, which costs a process that imports nothing of Energon nothing.) The second sets them for
-what the program starts.
+The last form is for programs that start others: it applies to every Python that inherits the two variables. (The folder
+contains a `sitecustomize.py`, which costs nothing in processes that import nothing of Energon.) The second form sets
+them for the processes that the program starts.
 
-The rest of `megatron`, such as `megatron.core`, is left to whoever has it. What Energon has and we have not is an
-`ImportError` that says what to do instead; `hasattr` is false of it. Names inside Energon that its own tests import
-(`STAND_INS`) can be imported, and raise that when they are called.
+The rest of `megatron`, such as `megatron.core`, is not affected. A name of Energon that this library lacks raises an
+`ImportError` with an alternative, and `hasattr` returns False for it. Names inside Energon that its own tests import
+(`STAND_INS`) can be imported, and raise that error when they are called.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from energon_grain.transforms.decode import PICKLE_ENVIRONMENT
 PACKAGE = "megatron.energon"
 ENVIRONMENT = "ENERGON_IMPL"
 START = Path(__file__).with_name("start")
-"""The folder whose `sitecustomize` does so in every Python that has it in its PYTHONPATH, if `ENERGON_IMPL=grain`."""
+"""Folder whose `sitecustomize` enables this module in every Python with it in PYTHONPATH, if `ENERGON_IMPL=grain`."""
 
 _MODULES = """
     av av.av_data av.av_decoder av.av_reader av.utils
@@ -82,7 +82,7 @@ _MODULES = """
     wrappers.skip wrappers.watchdog_dataset
 """
 MODULES = frozenset(_MODULES.split())
-"""Modules of Energon that are ours: each has all names of `energon_grain_torch`, and those of `ELSEWHERE`."""
+"""Modules of Energon that this library serves, each with all names of `energon_grain_torch` and of `ELSEWHERE`."""
 
 _COMMANDS = "energon_grain_torch.energon_commands"
 _NAMES = "energon_grain_torch.energon_names"
@@ -100,7 +100,7 @@ ELSEWHERE = {
     "collapse": "energon_grain.formats.splits:collapse",
     "LoadedDatasetList": "energon_grain.datasets.mixtures:LoadedDatasets",
     "default_get_batch_keys": "energon_grain.watch.log_samples:default_get_batch_keys",
-    # Where Energon's pickles name it; who imports it from there makes and recognises ours.
+    # The module name in Energon's pickles. Programs that import it from there make and recognise this library's class.
     "source_info:SourceInfo": _NAMES,
     "get_source_info": "energon_grain.samples.sample:get_source_info",
     "flavors.webdataset.indexing:DuplicateSampleKeyError": "energon_grain.errors:DuplicateKeyError",
@@ -113,7 +113,7 @@ ELSEWHERE = {
     "tools.preview:command": f"{_COMMANDS}:preview",
     "command_redist": _COMMANDS,
     "cli.main:main": f"{_COMMANDS}:main",
-    # What saved states are made of.
+    # The contents of saved states.
     "SliceState": f"{_NAMES}:State",
     "rng:SystemRngState": f"{_NAMES}:State",
     "savable_loader:SavableCheckpoint": f"{_NAMES}:State",
@@ -161,7 +161,7 @@ ELSEWHERE = {
         "energon_grain_torch.transforms",
     ),
 }
-"""Names that are not in `energon_grain_torch`, or another one there: `module:name`."""
+"""Names that are missing in `energon_grain_torch`, or have another target there: `module:name`."""
 
 STAND_INS = {
     "flavors.webdataset.aggregator_pool": ("AggregatorPool", "BaseAggregator"),
@@ -177,12 +177,12 @@ STAND_INS = {
     ),
     "metadataset.metadataset_v2": ("AuxFilesystemReference",),
 }
-"""Internals of Energon by module: they can be imported and derived from, and a call raises what to do instead."""
+"""Internals of Energon by module. They can be imported and subclassed; calling them raises an error with advice."""
 
 MISSING = {
     **dict.fromkeys(("ErrorContext", "handle_restore_errors"), "internal"),
     "AuxFilesystemReference": "`document.traverse(split_part=…)` lists the stores",
-    "AVIndexMode": "every file has frames by their times and by their numbers",
+    "AVIndexMode": "every file has frames by time and by number",
     "flavors.webdataset.aggregator_pool": "`prepare_dataset(…, num_workers=…)`",
     "flavors.webdataset.indexing": "`prepare_dataset` writes the index",
     "flavors.webdataset.prepare": "`prepare_dataset` writes the index",
@@ -190,11 +190,11 @@ MISSING = {
     "tools.mount": "not yet",
     "tools.analyze_debug": "`energon-grain which`, `loader.which`, `energon-grain info --plot`",
 }
-"""What is not here, by name or by module, and what the page says of it."""
+"""Missing names and modules, and the alternative for each."""
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds `megatron.energon` and what is inside, before anybody else does."""
+    """Finds `megatron.energon` and its modules, before any other finder."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -203,9 +203,10 @@ class _Finder(MetaPathFinder, Loader):
             return None
         name = fullname.removeprefix(PACKAGE).removeprefix(".")
         if not name or name in MODULES:
-            # All are packages: `from module import name` then asks for `module.name`, and is told what to do instead.
+            # All are packages: `from module import name` then imports `module.name`, which raises the error with
+            # advice.
             return ModuleSpec(fullname, self, origin="energon_grain_torch", is_package=True)
-        raise ImportError(_what_to_do(name), name=fullname)
+        raise ImportError(_advice(name), name=fullname)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Module(spec.name)
@@ -215,12 +216,12 @@ class _Finder(MetaPathFinder, Loader):
 
 
 class _StandIn(type):
-    """A class or function of Energon that is not here."""
+    """A class or function of Energon that this library lacks."""
 
     path: str
 
     def __call__(cls, *_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError(_what_to_do(cls.path))
+        raise NotImplementedError(_advice(cls.path))
 
     def __getitem__(cls, _: Any) -> _StandIn:
         return cls
@@ -232,7 +233,7 @@ def _stand_in(module: str, name: str) -> _StandIn:
 
 
 class _Module(ModuleType):
-    """A module whose names are ours."""
+    """A module with the names of this library."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -244,13 +245,13 @@ class _Module(ModuleType):
         return importlib.import_module(path)  # Energon's package imports all of its modules
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # `edataclass` is a function and a module in Energon, where the function is the one that counts.
+        # In Energon, `edataclass` is both a function and a module; the function takes precedence.
         if not (isinstance(value, _Module) and name in ("edataclass",)):
             super().__setattr__(name, value)
 
 
 class _Namespace(MetaPathFinder):
-    """Finds `megatron` where nobody else does, as the namespace package that it is: its folders may come later."""
+    """Finds `megatron` if no other finder does, as a namespace package, whose folders may be added later."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -275,40 +276,38 @@ def _ours(module: str, name: str) -> Any:
         return list(ours.__all__)
     if name in ours.__all__:
         return getattr(ours, name)
-    raise AttributeError(f"{module!r} stands for energon_grain_torch, which has no {name!r}")
+    raise AttributeError(f"{module!r} is served by energon_grain_torch, which has no {name!r}")
 
 
-def _what_to_do(path: str) -> str:
-    """What an error says of a module of Energon, or of a name in one, that there is not here."""
+def _advice(path: str) -> str:
+    """Return the error message for a module of Energon, or a name in one, that this library lacks."""
     names = path.split(".")
     known = [".".join(names[:end]) for end in range(len(names), 0, -1)]
     row = next((MISSING[name] for name in (names[-1], *known) if name in MISSING), "internal to Energon")
     public = (*importlib.import_module("energon_grain_torch").__all__, *(name for name in ELSEWHERE if ":" not in name))
     hint = did_you_mean(names[-1], public) if row.startswith("internal") else ""
     return (
-        f"energon-grain, which stands for megatron.energon here, has no `{PACKAGE}.{path}`: {row}{hint or '.'} "
+        f"energon-grain, which replaces megatron.energon, has no `{PACKAGE}.{path}`: {row}{hint or '.'} "
         f"All names: https://energon-grain.readthedocs.io/en/latest/coming-from-energon/#every-name"
     )
 
 
 def install() -> None:
-    """Let `megatron.energon` be ours from now on, here and in every Python that this process starts.
+    """Serve `megatron.energon` from now on, in this process and in every Python that it starts.
 
-    Once is enough; more does not hurt.
-
-    Raises ImportError if the real one has been imported already.
+    Repeated calls have no effect. Raises ImportError if the real package has been imported already.
     """
     imported = sys.modules.get(PACKAGE)
     if imported is not None and not isinstance(imported, _Module):
         raise ImportError(
-            f"{PACKAGE} has been imported from {getattr(imported, '__file__', None) or 'elsewhere'} already, and parts "
-            f"of the program may hold its classes; import energon_grain_torch.as_megatron_energon first, or start the "
-            f"program by `python -m energon_grain_torch.as_megatron_energon`"
+            f"{PACKAGE} has been imported from {getattr(imported, '__file__', None) or 'elsewhere'} already, and the "
+            f"program may hold its classes: import energon_grain_torch.as_megatron_energon first, or start the program "
+            f"with `python -m energon_grain_torch.as_megatron_energon`"
         )
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
         sys.meta_path.append(_Namespace())
-    # Worker processes that begin anew import the program's modules again, and those import Energon.
+    # Spawned worker processes import the modules of the program again, and these import Energon.
     os.environ[ENVIRONMENT] = "grain"
     path = os.environ.get("PYTHONPATH", "")
     if str(START) not in path.split(os.pathsep):
@@ -316,13 +315,15 @@ def install() -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a program with ours in the place of Energon, and whatever Pythons it starts."""
+    """Run a program with energon-grain in place of Energon, also in the Pythons that it starts."""
     parser = argparse.ArgumentParser(
         prog="python -m energon_grain_torch.as_megatron_energon",
         description="Run a program that was written for Megatron-Energon with energon-grain in its place.",
     )
-    parser.add_argument("--start", action="store_true", help="print the folder to put into PYTHONPATH, and end")
-    parser.add_argument("--trust-module", action="append", default=[], help="that data files may name; repeatable")
+    parser.add_argument("--start", action="store_true", help="print the folder to add to PYTHONPATH, and exit")
+    parser.add_argument(
+        "--trust-module", action="append", default=[], help="module that data files may name; repeatable"
+    )
     parser.add_argument("--allow-pickle", action="store_true", help="decode parts that are pickles; they can run code")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="module to run, and its arguments")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="script to run, and its arguments")
@@ -343,11 +344,11 @@ def main(arguments: Sequence[str]) -> None:
         sys.path[0] = os.path.dirname(os.path.abspath(options.program[0]))
         runpy.run_path(options.program[0], run_name="__main__")
     else:
-        parser.error("no program was named")
+        parser.error("expected a program: a script, or -m and a module")
 
 
 if __name__ == "__main__":
-    # The name that others import this module by; `__main__` is to be the program's.
+    # Other modules import it by this name; `__main__` belongs to the program.
     importlib.import_module("energon_grain_torch.as_megatron_energon").main(sys.argv[1:])
 else:
     install()

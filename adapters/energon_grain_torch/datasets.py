@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core's entry points with this backend's defaults, whose datasets PyTorch's own loaders take.
+"""The core's entry points with this backend's defaults. Their datasets work in PyTorch's own loaders.
 
-That is `DataLoader(dataset, batch_size=None, num_workers=n)`, and torchdata's `StatefulDataLoader`.
+That is `DataLoader(dataset, batch_size=None, num_workers=n)`, or torchdata's `StatefulDataLoader`.
 
-Each of the n workers makes the steps that are its own, t = w, w + n, w + 2n, … of its rank, and reads nothing else. As
-those loaders take from their workers in turns, the batches come out in the order of the stream, whatever n is. Where
-lanes have a program (filters, groups, packs), a worker owns lanes instead, as a rank does: there the n workers make the
-same items, batched otherwise.
+Each of the n workers makes its own steps t = w, w + n, w + 2n, … of its rank, and reads nothing else. These loaders
+alternate between their workers, so the batches keep the order of the stream for any n. If lanes have a program
+(filters, groups, packs), each worker owns lanes instead, as a rank does. The n workers then make the same items, in
+other batches.
 """
 
 from __future__ import annotations
@@ -53,20 +53,21 @@ _KEY = "energon_grain"
 _MOST_WORKERS = 512
 
 
-class _Beginnings:
-    """Where iterations begin: memory that the workers share, forked or spawned.
+class _StartPositions:
+    """Start positions of iterations, in memory shared by forked or spawned workers.
 
-    An iteration begins with the pass behind the one that was begun last, whoever its workers were: as many, others, or
-    none. The first of its workers finds out which that is, and the others do as it does. There are no locks: all of a
-    worker's companions write the same, each in a row of its own, and say so before they change what comes next.
+    An iteration starts with the pass after the last one started, whether that one had the same number of workers, other
+    workers, or none. The first worker of an iteration determines its start, and the others use the same. There are no
+    locks: all workers of an iteration write the same values, each in its own row, and publish them before they change
+    the next start.
     """
 
     def __init__(self, epoch: int, step: int) -> None:
-        # For each worker, and last for who has none: the pass and the step that come next, and when that was found out;
-        # then its last two iterations, by turns: where and when each began, and which it is. Two, as a worker that
-        # stays may be asked for the next one before a slower companion begins this one.
+        # For each worker, and in the last row for iterations without workers: the next pass and step, and the time of
+        # the entry; then the last two iterations of the worker, alternating: start pass, start step, time, and
+        # identity. Two, because a persistent worker may start the next iteration before a slower one starts this one.
         self._memory = RawArray("q", 11 * (_MOST_WORKERS + 1))
-        self._begun = 0  # iterations of this worker
+        self._begun = 0  # iterations started by this worker
         self.set(epoch, step)
 
     @property
@@ -74,20 +75,20 @@ class _Beginnings:
         return np.frombuffer(self._memory, np.int64).reshape(-1, 11)
 
     def set(self, epoch: int, step: int) -> None:
-        """Let the next iteration, of whomever, begin here."""
+        """Set the start of the next iteration of any worker."""
         self._rows[:, :3] = epoch, step, time.monotonic_ns()
 
     def next(self) -> tuple[int, int]:
-        """The pass and step that an iteration begins with that nobody has begun yet."""
+        """Return the pass and step at which the next iteration starts."""
         rows = self._rows
         epoch, step = rows[rows[:, 2].argmax(), :2].tolist()
         return epoch, step
 
     def begin(self, worker: int | None) -> tuple[int, int]:
-        """The pass and step that a worker begins with; None: there are no workers."""
+        """Return the pass and step at which a worker starts; None: there are no workers."""
         (epoch, step), now = self.next(), time.monotonic_ns()
         if worker is not None:
-            # An iteration's workers are started one behind the other, and if they stay, all begin each further one.
+            # Workers of an iteration are started one after the other; persistent ones all start each further iteration.
             identity: tuple[int, ...] = cast("Any", current_process())._identity
             self._begun += 1
             iteration = hash((os.getppid(), sum(identity[-1:]) - worker, self._begun))
@@ -102,7 +103,7 @@ class _Beginnings:
         return epoch, step
 
     def note(self, worker: int | None, epoch: int) -> None:
-        """A worker is in this pass: its next one is that behind it."""
+        """Record that a worker is in this pass, so its next one follows."""
         self._note(worker, epoch, time.monotonic_ns())
 
     def _note(self, worker: int | None, epoch: int, when: int) -> None:
@@ -114,31 +115,37 @@ class _Beginnings:
 @public
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """What the entry points return: a description of a stream, and an `IterableDataset` of PyTorch's.
+    """A description of a stream that is also an `IterableDataset` of PyTorch, as returned by the entry points.
 
-    `get_savable_loader` has workers, read-ahead and a state of its own. Where a trainer insists on making the loader,
-    it is `DataLoader(dataset, batch_size=None, num_workers=n)`, or torchdata's `StatefulDataLoader` with the same
-    arguments: batches are made whole, so `batch_size=None`.
+    Example:
+        Without or with PyTorch's own loader:
 
-    Each iteration is one pass, and the next one is the next pass, as with a loader; in workers too, although each
-    iteration starts them anew. An endless stream without `virtual_epoch_length` has one pass, and begins it again.
-    `set_epoch` says otherwise. Where an endless stream filters, groups, packs or generates, only the end of a pass
-    tells where the next one begins: after an iteration that was left, another one has the rest of its pass.
+            loader = get_savable_loader(get_train_dataset(path, ...))  # workers, prefetching and state
+            loader = DataLoader(get_train_dataset(path, ...), batch_size=None, num_workers=4)
+
+    `get_savable_loader` has its own workers, prefetching and state. If a trainer must make the loader, use
+    `DataLoader(dataset, batch_size=None, num_workers=n)`, or torchdata's `StatefulDataLoader` with the same arguments.
+    The dataset makes whole batches, hence `batch_size=None`.
+
+    Each iteration is one pass, and the next iteration is the next pass, as with a loader, even if each iteration starts
+    new workers. An endless stream without `virtual_epoch_length` has one pass, and starts it again. `set_epoch`
+    overrides this. If an endless stream filters, groups, packs or generates, only the end of a pass determines the
+    start of the next one: after an unfinished iteration, the next one continues its pass.
     """
 
     dataset: SavableDataset[Item]
-    _beginnings: _Beginnings = dataclasses.field(init=False, repr=False)
+    _beginnings: _StartPositions = dataclasses.field(init=False, repr=False)
     _last: list[Any] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._remember(_Beginnings(0, 0))
+        self._set_positions(_StartPositions(0, 0))
 
-    def _remember(self, beginnings: _Beginnings) -> None:
-        object.__setattr__(self, "_beginnings", beginnings)
+    def _set_positions(self, positions: _StartPositions) -> None:
+        object.__setattr__(self, "_beginnings", positions)
         object.__setattr__(self, "_last", [])
 
     def __getstate__(self) -> tuple[Any, ...]:
-        # Workers that are spawned share the memory too; other copies begin where this one would.
+        # Spawned workers share the memory too; other copies start where this one would.
         begins = self._beginnings if get_spawning_popen() is not None else self._beginnings.next()
         return self.worker_config, self.dataset, begins
 
@@ -146,7 +153,7 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         config, dataset, begins = state
         object.__setattr__(self, "worker_config", config)
         object.__setattr__(self, "dataset", dataset)
-        self._remember(begins if isinstance(begins, _Beginnings) else _Beginnings(*begins))
+        self._set_positions(begins if isinstance(begins, _StartPositions) else _StartPositions(*begins))
 
     def __repr__(self) -> str:
         return repr(self.dataset)
@@ -159,12 +166,12 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         return to.lower(self.dataset)
 
     def set_epoch(self, epoch: int, step: int = 0) -> None:
-        """Let the next iteration begin with this pass, at this step of the rank's; it is arithmetic, nothing is read.
+        """Start the next iteration at this pass, and at this step of the rank. This is arithmetic and reads nothing.
 
-        With `step` a plain `DataLoader` resumes, if no sample is dropped; a `StatefulDataLoader` needs none of this.
+        With `step`, a plain `DataLoader` resumes, if no sample is dropped. A `StatefulDataLoader` does not need it.
         """
         if epoch < 0 or step < 0:
-            raise ConfigError(f"set_epoch({epoch}, step={step}): passes and steps are counted 0, 1, 2, …")
+            raise ConfigError(f"set_epoch({epoch}, step={step}): expected numbers of 0 or more")
         self._beginnings.set(epoch, step)
 
     def __iter__(self) -> Iterator[Item]:
@@ -172,7 +179,7 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         worker, workers = (None, 1) if info is None else (info.id, info.num_workers)
         if worker is not None:
             if worker >= _MOST_WORKERS:
-                raise ConfigError(f"num_workers={workers}: a DataLoader of this dataset may have {_MOST_WORKERS}")
+                raise ConfigError(f"num_workers={workers}: a DataLoader of this dataset has at most {_MOST_WORKERS}")
             set_worker_number(worker)
         epoch, step = self._beginnings.begin(worker)
         before = self._last.pop() if self._last else None
@@ -181,65 +188,65 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
             raise ConfigError(_BATCHED_TWICE)
         batches.begin(epoch, step, before)
         if batches.stream.spec.program is not None:
-            self._last.append(batches)  # where the next pass begins, it alone knows
+            self._last.append(batches)  # only it knows where the next pass starts
         return batches
 
     def note_pass(self, epoch: int) -> None:
-        """Take note of the pass that this process has gone to."""
+        """Record the pass that this process has moved to."""
         info = get_worker_info()
         self._beginnings.note(None if info is None else info.id, epoch)
 
 
 @public
 class _Batches:
-    """One worker's batches of one pass, with the state that a `StatefulDataLoader` asks for."""
+    """One worker's batches of one pass, with the state for a `StatefulDataLoader`."""
 
     def __init__(self, dataset: StreamDataset, worker: int, workers: int) -> None:
         self._dataset, self._worker, self._workers = dataset, worker, workers
         self._config = dataclasses.replace(dataset.worker_config, num_workers=0)
         self._spec = dataset.compiled()
         self._epoch = 0
-        self._left: int | None = None  # steps of this pass, where the stream itself does not know when it ends
+        self._left: int | None = None  # remaining steps of this pass, if the stream does not know where it ends
         self._ended = False
         self._stream: Stream | None = None
         self._end: Any = None
 
     @property
     def whole(self) -> bool:
-        """Whether these are batches, and not single samples."""
+        """Whether these are batches, not single samples."""
         return self._spec.batch is not None
 
     def _run(self, stream: Stream) -> None:
-        """Take the batches from a stream, which ends together with this."""
+        """Take batches from a stream, and close it together with this object."""
         if self._end is not None:
             self._end()
         self._stream, self._ended = stream, False
         self._end = weakref.finalize(self, stream.close)
         self._end.atexit = False
 
-    def hand_over(self) -> Stream:
-        """The stream, for who makes the next pass."""
+    def release_stream(self) -> Stream:
+        """Return the stream for the next pass, and no longer close it."""
         self._end.detach()
         return self.stream
 
     @property
     def stream(self) -> Stream:
-        """What makes them."""
+        """The stream that makes the batches."""
         assert self._stream is not None
         return self._stream
 
     def begin(self, epoch: int, step: int, before: _Batches | None) -> None:
-        """Be where a worker of so many begins with a step of a pass.
+        """Move to the start of a worker at a step of a pass.
 
-        Raises ConfigError if where that is depends on data.
+        Raises ConfigError if that position depends on data.
         """
         plan = PassPlan.of(self._spec, self._config.world_size, epoch)
         if self._spec.endless and plan.steps is None and epoch:
             level = logging.WARNING if self._worker == 0 else logging.DEBUG
             _logger.log(
                 level,
-                "a stream without end is iterated over again, and begins with its first batch: give it a "
-                "virtual_epoch_length, which one iteration then has, or keep the iterator",
+                "an endless stream is iterated over again and starts from its first batch: set virtual_epoch_length to "
+                "divide it into iterations, or keep the iterator",
             )
             epoch = 0
         self._epoch = epoch
@@ -255,8 +262,8 @@ class _Batches:
     def _begin_lanes(self, plan: PassPlan, epoch: int, step: int, before: _Batches | None) -> None:
         if step:
             raise ConfigError(
-                f"set_epoch({epoch}, step={step}): this dataset filters, groups, packs or generates, so where a step "
-                f"begins depends on data: use StatefulDataLoader or get_savable_loader, which have states"
+                f"set_epoch({epoch}, step={step}): this dataset filters, groups, packs or generates, so the start of a "
+                f"step depends on data: use StatefulDataLoader or get_savable_loader, which have states"
             )
         if plan.steps is not None and self._workers > 1:
             self._left = max(0, -(-(plan.steps - self._worker) // self._workers))
@@ -268,33 +275,33 @@ class _Batches:
             progress = Progress(pass_number=epoch, drops=drops, history=((0, 0, 0, 0, plan.global_batch),))
             self.stream.restore(to_cursor(progress, self.stream.share, self._spec.fingerprint()))
         elif before is not None and (before._worker, before._workers) == (self._worker, self._workers):
-            stream = before.hand_over()
+            stream = before.release_stream()
             iter(stream)
             self._run(stream)
-            self._left = before._left or self._left  # of its pass, if it was left before the end
+            self._left = before._left or self._left  # of its pass, if it did not reach the end
         else:
             raise ConfigError(
-                f"this dataset filters, groups, packs or generates, so where pass {epoch} begins is known to those "
-                f"workers alone that made pass {epoch - 1}: use DataLoader(…, persistent_workers=True), "
-                f"StatefulDataLoader, or get_savable_loader; to begin again, set_epoch(0)"
+                f"this dataset filters, groups, packs or generates, so only the workers that made pass {epoch - 1} "
+                f"know where pass {epoch} starts: use DataLoader(…, persistent_workers=True), StatefulDataLoader, or "
+                f"get_savable_loader; to start again, set_epoch(0)"
             )
 
     def _open_lanes(self) -> None:
-        """Make the stream of the lanes that are this worker's."""
+        """Make the stream of the lanes that this worker owns."""
         spec, config, workers = self._spec, self._config, self._workers
         if workers > 1:
             if not spec.endless:
                 raise ConfigError(
-                    f"num_workers={workers}: this dataset filters, groups, packs or generates, so where its passes end "
-                    f"is known only when all of their samples were read: use num_workers=1 or 0, repeat=True, or "
-                    f"get_savable_loader, which has workers of its own"
+                    f"num_workers={workers}: this dataset filters, groups, packs or generates, so its passes end only "
+                    f"when all of their samples were read: use num_workers=1 or 0, repeat=True, or get_savable_loader, "
+                    f"which has its own workers"
                 )
             rank, ranks = config.rank + config.world_size * self._worker, config.world_size * workers
             if spec.lanes % ranks:
                 raise ConfigError(
                     f"num_workers={workers}: this dataset filters, groups, packs or generates, so each of the {ranks} "
-                    f"workers of all ranks must own whole lanes, of which there are {spec.lanes}: use a number of "
-                    f"workers that divides {spec.lanes // config.world_size}, or lanes= a multiple of {ranks}"
+                    f"workers of all ranks must own whole lanes, but there are {spec.lanes} lanes: use a number of "
+                    f"workers that divides {spec.lanes // config.world_size}, or set lanes to a multiple of {ranks}"
                 )
             config = dataclasses.replace(config, rank=rank, world_size=ranks)
             spec = dataclasses.replace(spec, steps=None, limit=None)
@@ -310,7 +317,7 @@ class _Batches:
             batch = next(self.stream)
         except StopIteration:
             self._ended = True
-            if self._spec.program is None:  # else the next pass goes on with it
+            if self._spec.program is None:  # otherwise the next pass continues with it
                 self.stream.close()
             raise
         except EnergonGrainError as error:
@@ -321,14 +328,14 @@ class _Batches:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this worker is; JSON-native."""
+        """Return the position of this worker; JSON-native."""
         state = {"workers": self._workers, "epoch": self._epoch, "left": self._left, "cursor": self.stream.cursor()}
         return {_KEY: json.dumps(state)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to where a worker of as many was.
+        """Move to the position of a worker out of the same number.
 
-        Raises StateError if it is no such state, or of another number of workers, or cannot be continued here.
+        Raises StateError if it is not such a state, belongs to another number of workers, or cannot be continued.
         """
         try:
             state = json.loads(state_dict[_KEY])
@@ -337,8 +344,8 @@ class _Batches:
             raise StateError(f"not a state of a DataLoader's worker ({type(error).__name__}: {error})") from error
         if workers != self._workers:
             raise StateError(
-                f"the state is of one of {workers} workers, and these are {self._workers}: load it with "
-                f"num_workers={workers}; states of get_savable_loader fit any number"
+                f"the state is from one of {workers} workers, but there are {self._workers}: load it with "
+                f"num_workers={workers}; states of get_savable_loader work with any number"
             )
         cursor = check_cursor(cursor)
         self._epoch, self._left = epoch, left
@@ -346,8 +353,8 @@ class _Batches:
             self._open_lanes()
         else:
             global_batch = PassPlan.of(self._spec, self._config.world_size).global_batch
-            if cursor["history"][-1][4] != global_batch:  # then another worker's steps might begin here
-                raise StateError("the state is of batches of another size: load it with the same batch size")
+            if cursor["history"][-1][4] != global_batch:  # otherwise another worker's steps might start here
+                raise StateError("the state is from batches of another size: load it with the same batch size")
             turn = cursor["item"] // global_batch % workers
             self._run(Stream.of_steps(self._spec, self._config, first=turn, readers=workers))
         self.stream.restore(cursor)
@@ -355,15 +362,15 @@ class _Batches:
 
 
 _BATCHED_TWICE = (
-    "the dataset makes whole batches, and PyTorch would make batches of these: use DataLoader(…, batch_size=None), or "
-    "get_train_dataset(…, batch_size=None) for single samples. Hugging Face's Trainer makes such a DataLoader: use "
+    "the dataset makes whole batches, and PyTorch would batch them again: use DataLoader(…, batch_size=None), or "
+    "get_train_dataset(…, batch_size=None) for single samples. Hugging Face's Trainer makes its own DataLoader: use "
     "EnergonTrainer of energon_grain_torch.trainers.hf"
 )
 _FETCHING = {fetch._IterableDatasetFetcher.__init__.__code__, fetch._IterableDatasetFetcher.fetch.__code__}
 
 
 def _batched_by_torch() -> bool:
-    """Whether a `DataLoader` asks that makes batches of what it gets. Nothing but its frame on the stack shows that."""
+    """Return whether a `DataLoader` is calling that batches its elements. Only its frame on the stack shows that."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code not in _FETCHING:
         frame = frame.f_back
@@ -371,7 +378,7 @@ def _batched_by_torch() -> bool:
 
 
 def _collate(elements: list[Any], *, collate_fn_map: Any = None) -> Any:
-    """What PyTorch's `default_collate` does with our types: samples become a batch; batches are one already."""
+    """Handle this library's types in PyTorch's `default_collate`: batch samples, and reject batches."""
     del collate_fn_map
     if isinstance(elements[0].__key__, list):
         raise ConfigError(_BATCHED_TWICE)
@@ -390,7 +397,7 @@ def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_torch(entry: Callable[P, SavableDataset[Item]]) -> Callable[P, StreamDataset[Item]]:
-    """An entry point of the core, with datasets of this backend."""
+    """Return an entry point of the core that returns datasets of this backend."""
 
     @public
     @wraps(entry)
@@ -404,7 +411,7 @@ def _for_torch(entry: Callable[P, SavableDataset[Item]]) -> Callable[P, StreamDa
 def _each_for_torch(
     entry: Callable[P, list[tuple[SavableDataset[Item], Leaf]]],
 ) -> Callable[P, list[tuple[StreamDataset[Item], Leaf]]]:
-    """The same of one that returns several."""
+    """Return an entry point of the core that returns several datasets, for this backend."""
 
     @public
     @wraps(entry)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Energon's commands as programs import them from `megatron.energon.tools`, for their arguments and their endings.
+"""Energon's commands for programs that import them from `megatron.energon.tools`, with their arguments and exits.
 
-Those that we have too are ours. Found through `as_megatron_energon`; nothing of ours uses it.
+Commands that this library also has are its own. Served through `as_megatron_energon`, and not used otherwise.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _SHOWN = 500
 
 
 class Command:
-    """A command, as `click` and its test runner call one. Errors have status 1."""
+    """A command with the interface that `click` and its test runner use. Errors exit with status 1."""
 
     def __init__(self, name: str, run: Callable[[Sequence[str]], None]) -> None:
         self.name = name
         self._run = run
 
     def main(self, args: Sequence[str] | None = None, **_: Any) -> NoReturn:
-        """Run it with these arguments, or those of the program, and end the program."""
+        """Run it with these arguments, or those of the program, and exit."""
         try:
             self._run(sys.argv[1:] if args is None else args)
         except (EnergonGrainError, OSError) as error:
@@ -46,7 +46,7 @@ class Command:
 
 
 def _ours(name: str, *, last_line: str = "") -> Command:
-    """A command of `energon-grain`, and what Energon's prints at its end, which scripts look for."""
+    """Return a command of `energon-grain`, with the last line of Energon's command, which scripts look for."""
 
     def run(arguments: Sequence[str]) -> None:
         app: Any = importlib.import_module("energon_grain.cli.app").app
@@ -62,7 +62,7 @@ def _ours(name: str, *, last_line: str = "") -> Command:
 
 
 def _preview(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="preview", description="Show samples of a dataset, one after the other.")
+    parser = argparse.ArgumentParser(prog="preview", description="Show the samples of a dataset in order.")
     parser.add_argument("path")
     parser.add_argument("--split-parts", default="train,val,test", help="parts to show (%(default)s)")
     parser.add_argument("--dataset-config", default="dataset.yaml", help="configuration file (%(default)s)")
@@ -95,10 +95,10 @@ def _show(sample: Any) -> None:
 
 
 def _redistribute(arguments: Sequence[str]) -> None:
-    """Any number of ranks restores a state of ours: each gets that of all."""
-    parser = argparse.ArgumentParser(prog="redist", description="Write the states of all ranks for another number.")
-    parser.add_argument("--new-world-size", type=int, required=True, help="number of ranks to write them for")
-    parser.add_argument("input_files", nargs="+", type=Path, help="what each rank saved, by torch.save")
+    """Write one state for all ranks to each file, because any number of ranks can restore it."""
+    parser = argparse.ArgumentParser(prog="redist", description="Rewrite the states of all ranks for another number.")
+    parser.add_argument("--new-world-size", type=int, required=True, help="new number of ranks")
+    parser.add_argument("input_files", nargs="+", type=Path, help="files that each rank saved with torch.save")
     parser.add_argument("output_path", type=Path, help="folder of the new files")
     options = parser.parse_args(arguments)
     saved: list[Any] = [torch.load(file, weights_only=False) for file in options.input_files]
@@ -114,7 +114,7 @@ def _redistribute(arguments: Sequence[str]) -> None:
 
 def _analyze_debug(_: Sequence[str]) -> NoReturn:
     raise EnergonGrainError(
-        "analyze-debug reads logs of Energon's loaders, which ours do not write. `energon-grain which` and "
+        "analyze-debug reads logs of Energon's loaders, which this library does not write. `energon-grain which` and "
         "`loader.which(step)` name the samples of any step, and `energon-grain info --plot` shows the mixture"
     )
 

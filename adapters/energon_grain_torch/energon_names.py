@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What exists for Energon's spelling alone: names of its files, and small functions that we do not need.
+"""Names that exist only in Energon: its file names, and small functions that this library does not need.
 
-Found through `as_megatron_energon`; nothing of ours uses it.
+Served through `as_megatron_energon`, and not used otherwise.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ get_failure_tolerance = failure_tolerance_of
 
 
 def get_dataset_info(path: EPath) -> dict[str, Any]:
-    """What `.info.json` of a prepared dataset says, as a dictionary."""
+    """Return the content of `.info.json` of a prepared dataset as a dictionary."""
     return json.loads(nv_meta.encode_info(nv_meta.read_info(path)))
 
 
@@ -56,7 +56,7 @@ def prepare_filesystem_dataset(
     workers: int = 16,
     index_sqlite_tmp_path: Path | None = None,
 ) -> int:
-    """Gather metadata of the media in a plain folder; see `prepare_media`. Returns of how many something is known."""
+    """Collect metadata of the media in a plain folder; see `prepare_media`. Returns the number with metadata."""
     del progress, index_sqlite_tmp_path
     report = prepare_media(root_path, media_filter, num_workers=workers)
     assert report.media is not None
@@ -64,30 +64,30 @@ def prepare_filesystem_dataset(
 
 
 def get_stateless(fn: Any) -> bool:
-    """True: every hook is taken to be stateless."""
+    """Return True: every hook counts as stateless."""
     return True
 
 
-class _AlsoOurs(type):
-    """Classes that stand for another one: its instances are theirs."""
+class _SameInstances(type):
+    """Metaclass of classes that stand for another one: instances of that class count as their instances."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, samples.SourceInfo)
 
 
-class SourceInfo(metaclass=_AlsoOurs):
-    """Makes `energon_grain.SourceInfo`s, also of what Energon pickled, which fills an empty one in."""
+class SourceInfo(metaclass=_SameInstances):
+    """Makes `energon_grain.SourceInfo`s, also from Energon's pickles, which fill an empty one."""
 
     def __new__(cls, **fields: Any) -> Any:
-        """A `SourceInfo` of these fields; of none, one that `__setstate__` fills."""
+        """Return a `SourceInfo` with these fields; without fields, one that `__setstate__` fills."""
         blank: dict[str, Any] = {"dataset_path": EPath("."), "index": 0, "shard_name": "", "file_names": ()}
         return samples.SourceInfo(**(fields or blank))
 
 
 class State(dict[str, Any]):
-    """What Energon saved of a loader, or of a part of one: it can be loaded, looked into and saved again.
+    """A state of a loader, or of a part of one, saved by Energon. It can be loaded, inspected and saved again.
 
-    It says nothing here: no loader of ours restores it. A new loader's `skip` goes to the step.
+    Loaders of this library cannot restore it. Use `skip` on a new loader to reach the step.
     """
 
     def __init__(self, *args: Any, **fields: Any) -> None:
@@ -107,7 +107,7 @@ class AVProbeIndexEntry:
 
 
 class AVProbeIndex:
-    """The packets of a video as PyAV reads them from a container, with their times of presentation, from end to end."""
+    """The packets of a video, in the order of the container, with their presentation times."""
 
     def __init__(self, container: Any, stream_idx: int = 0) -> None:
         packets = (packet for packet in container.demux(video=stream_idx) if packet.pts is not None)
@@ -121,11 +121,11 @@ class AVProbeIndex:
         return self._entries[place]
 
     def search_timestamp(self, timestamp: int, *, backward: bool = True, any_frame: bool = False) -> int:
-        """The place of the last keyframe at a time or before, the first one if all are later; -1 where there is none.
+        """Return the position of the last keyframe at or before a time, or the first one if all are later; -1 if none.
 
         Args:
             timestamp: The time.
-            backward: If false, the first keyframe at the time or after it.
+            backward: If False, find the first keyframe at or after the time.
             any_frame: Whether other frames count too.
         """
         places = [place for place, entry in enumerate(self._entries) if any_frame or entry.is_keyframe]
@@ -136,20 +136,20 @@ class AVProbeIndex:
 
 
 class PinMemoryMixin:
-    """Adds `pin_memory`, which every `Sample` and every `Batch` has, to another type."""
+    """Adds `pin_memory`, which every `Sample` and `Batch` has, to another type."""
 
     def pin_memory(self) -> Any:
-        """A copy with the tensors in pinned memory."""
+        """Return a copy with the tensors in pinned memory."""
         return pin_memory(self)
 
 
 def format_sample_compact(sample: Any) -> str:
-    """A sample in one line, for messages."""
+    """Format a sample in one line, for messages."""
     return " ".join(format_sample_detailed(sample).split())
 
 
 def format_sample_detailed(sample: Any) -> str:
-    """A sample as YAML; of arrays and tensors, their shape, type, range and first values."""
+    """Format a sample as YAML; arrays and tensors as shape, type, range and first values."""
     text: str = yaml.safe_dump(_plain(sample), sort_keys=False, allow_unicode=True, width=sys.maxsize)
     return text.rstrip("\n")
 
@@ -159,7 +159,7 @@ def _plain_entries(mapping: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _builtin(value: float | str) -> float | str:
-    """Of an enumeration, or a number of numpy, which YAML does not know."""
+    """Convert an enumeration member or a numpy number, which YAML does not support."""
     return int(value) if isinstance(value, int) else float(value) if isinstance(value, float) else str(value)
 
 
@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
 def _summary(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         kind, where, listed = "Tensor", f", device={value.device}", value.flatten()[:_SHOWN].tolist()
-        narrow = value.is_floating_point() and value.itemsize < 4  # numpy has not all of these
+        narrow = value.is_floating_point() and value.itemsize < 4  # numpy lacks some of these types
         numbers = (value.float() if narrow else value).detach().cpu().numpy()
     else:
         kind, where, listed = "np.ndarray", "", list(value.ravel()[:_SHOWN])

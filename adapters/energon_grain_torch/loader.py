@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a dataset to a loader: batches of one rank, with state, in page-locked memory where there is an accelerator.
+"""From a dataset to a loader: batches of one rank, with state, in page-locked memory if there is an accelerator.
 
-Worker processes are those of a `torch.utils.data.DataLoader`, started in any of Python's ways, and driven as all are
-(`energon_grain.processes`). What one does is pure: it has no position, no shuffle buffer and no random stream,
-so the number of workers and the way they are started change nothing, and a restart costs nothing.
+Worker processes are started like those of a `torch.utils.data.DataLoader`, with any of Python's start methods, and
+driven by `energon_grain.processes`. Their work is pure: they have no position, no shuffle buffer and no random stream.
+The number of workers and their start method therefore change nothing, and a restart costs nothing.
 """
 
 from __future__ import annotations
@@ -47,33 +47,33 @@ from energon_grain.watch.stream import Stream
 def process_pool(
     spec: StreamSpec, sources: list[Source], workers: int, budget_bytes: int, multiprocessing_context: Any
 ) -> ProcessPool:
-    """Worker processes.
+    """Return the pool of worker processes.
 
     Args:
         spec: The compiled dataset.
         sources: The main process's sources.
-        workers: How many processes.
-        budget_bytes: Bound on the memory of what they made and nobody took yet.
-        multiprocessing_context: How they are started: "fork", "forkserver", "spawn", a context, or None: as Python
-            does by default; not by a fork where there are arrays among the data, or data in an object store.
+        workers: Number of processes.
+        budget_bytes: Maximum memory of results that are not yet delivered.
+        multiprocessing_context: Start method: "fork", "forkserver", "spawn", a context, or None: Python's default,
+            except that data in arrays or object stores are never forked.
 
     Raises:
-        ConfigError: There is no such way to start processes, or it is a fork of a process that has opened such data.
+        ConfigError: The start method is unknown, or it would fork a process that has opened such data.
     """
-    context = _way_to_start(sources, multiprocessing_context)
+    context = _process_context(sources, multiprocessing_context)
     start = _starting(dataclasses.replace(spec, program=None), workers, context)
     script = context.get_start_method() != "fork"
     return ProcessPool(sources, workers, budget_bytes, start, import_script=script)
 
 
-def _way_to_start(sources: Sequence[Source], asked: Any) -> Any:
-    """How to start workers: what reads object stores and arrays does not outlive a fork."""
-    context = asked
-    if not hasattr(asked, "Process"):
+def _process_context(sources: Sequence[Source], requested: Any) -> Any:
+    """Return the context that starts workers: readers of object stores and arrays do not survive a fork."""
+    context = requested
+    if not hasattr(requested, "Process"):
         try:
-            context = multiprocessing.get_context(asked)
+            context = multiprocessing.get_context(requested)
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"multiprocessing_context={asked!r}: {error}") from error
+            raise ConfigError(f"multiprocessing_context={requested!r}: {error}") from error
     if context.get_start_method() != "fork":
         return context
     if not any(
@@ -81,16 +81,16 @@ def _way_to_start(sources: Sequence[Source], asked: Any) -> Any:
         for source in sources
     ):
         return context
-    if asked is None:
+    if requested is None:
         return multiprocessing.get_context("forkserver")
     raise ConfigError(
-        "multiprocessing_context='fork': these data are arrays, or lie in an object store, and what reads those does "
-        "not outlive a fork; use 'forkserver' (the default for them) or 'spawn', or a loader with threads"
+        "multiprocessing_context='fork': these data are arrays, or are in an object store, whose readers do not "
+        "survive a fork: use 'forkserver' (the default for them) or 'spawn', or a loader with threads"
     )
 
 
 _LEFT_SECONDS = 1.0
-"""After closing its files, a process that ends is gone."""
+"""Time after which a process that has closed its files is gone."""
 
 
 class _Child:
@@ -106,19 +106,19 @@ class _Child:
         return self._process.exitcode
 
     def ended(self, patience_s: float) -> bool:
-        # Whether it is alive, Python asks the system, which does not tell when others wait for our children too.
+        # `is_alive` asks the system, which does not report the exit if other code also waits for child processes.
         if not wait([self._process.sentinel], patience_s):
             return False
-        # Of two threads that ask the system one gets the code, and may not have put it down when the other gets none.
+        # If two threads ask the system, one gets the exit code, and may not have stored it when the other gets none.
         until = time.monotonic() + _LEFT_SECONDS
         while self._process.exitcode is None and time.monotonic() < until:
             time.sleep(0.001)
-        self._process.join(0)  # Python keeps those that nobody joined, with two pipes each, until it starts another one
+        self._process.join(0)  # otherwise Python keeps it, with two pipes, until it starts the next process
         return True
 
 
 def _starting(spec: StreamSpec, workers: int, context: Any) -> StartProcess:
-    """Forked workers inherit the compiled dataset, hooks and all; others are sent it: scripts may define hooks."""
+    """Forked workers inherit the compiled dataset; others receive it pickled, because scripts may define hooks."""
     inherited = spec if context.get_start_method() == "fork" else None
 
     def start(number: int, channel: Channel, end: socket.socket) -> StartedProcess:
@@ -128,7 +128,7 @@ def _starting(spec: StreamSpec, workers: int, context: Any) -> StartProcess:
         process = context.Process(target=_serve, args=(end, number, workers, inherited), daemon=True)
         process.start()
         if inherited is None:
-            with suppress(OSError):  # it has ended: whoever wants an answer is told
+            with suppress(OSError):  # it has exited: callers that wait for a result get the error
                 channel.send(pickled)
         return _Child(process)
 
@@ -136,10 +136,10 @@ def _starting(spec: StreamSpec, workers: int, context: Any) -> StartProcess:
 
 
 def _serve(end: socket.socket, number: int, workers: int, spec: StreamSpec | None) -> None:
-    """What runs in a worker, which looks to hooks as a `DataLoader`'s does."""
+    """Run in a worker. Hooks see the same worker information as in a `DataLoader`."""
     torch.set_num_threads(1)
     random.seed(number)
-    np.random.seed(number)  # noqa: NPY002 (forked workers would all have the state of the parent)
+    np.random.seed(number)  # noqa: NPY002 (otherwise all forked workers would have the state of the parent)
     torch.manual_seed(number)
     torch_worker = cast("Any", _utils.worker)
     torch_worker._worker_info = torch_worker.WorkerInfo(id=number, num_workers=workers, seed=number, dataset=None)
@@ -161,18 +161,18 @@ class GroupProcesses:
 
     @property
     def rank(self) -> int:
-        """Number of this process among all of the job."""
+        """Rank of this process in the whole job."""
         return dist.get_rank()
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """What each process of the group brings, in the order of their ranks."""
+        """Return the data of each process of the group, in the order of their ranks."""
         gathered: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(gathered, data, group=self._group)
         return gathered
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any process of the group."""
-        # Tensors must live where the backend can reach them.
+        """Return whether the flag is set on any process of the group."""
+        # Tensors must be on a device that the backend supports.
         device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
         flags = torch.tensor([int(flag)], device=device)
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
@@ -180,7 +180,7 @@ class GroupProcesses:
 
 
 def group_processes(group: Any) -> GroupProcesses | None:
-    """The processes, where the program initialised `torch.distributed`."""
+    """Return the processes, if the program initialised `torch.distributed`."""
     return GroupProcesses(group) if dist.is_available() and dist.is_initialized() else None
 
 
@@ -188,15 +188,15 @@ def group_processes(group: Any) -> GroupProcesses | None:
 class SavableDataLoader(StreamLoader[Item]):
     """Batches of one rank, with state.
 
-    A loop that was left by `break` continues where it stopped; after the end of a pass the next `iter` begins the next
-    one (for validation: the same one). `next` in between raises StopIteration.
+    A loop that ended with `break` continues at its position. After the end of a pass, the next `iter` starts the next
+    pass (for validation: the same pass); until then, `next` raises StopIteration.
 
-    The state is one small JSON object that any number of ranks restores, with any number of workers and any batch size,
-    in this backend or in the Grain loader. `state_dict` and `load_state_dict` follow the `Stateful` protocol of
+    The state is one small JSON object that any number of ranks can restore, with any number of workers and any batch
+    size, in this backend or in the Grain loader. `state_dict` and `load_state_dict` follow the `Stateful` protocol of
     `torch.distributed.checkpoint` and torchdata.
 
     Args:
-        stream: What to iterate over; closed together with the loader.
+        stream: Stream to iterate over; closed together with the loader.
     """
 
     _framework: ClassVar[str] = "`torch.distributed` process group"
@@ -214,7 +214,7 @@ class SavableDataLoader(StreamLoader[Item]):
 
     @property
     def num_workers(self) -> int:
-        """Workers of this rank; of "auto", those of now."""
+        """Workers of this rank; with "auto", the current number."""
         number = self._stream.config.num_workers
         return self._stream.workers if number == "auto" else number
 
@@ -225,28 +225,30 @@ class SavableDataLoader(StreamLoader[Item]):
         return None if batch is None else batch.size
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks, under one key, the same on every rank.
+        """Return the state of all ranks, under one key, the same on every rank.
 
-        With several ranks it is a collective operation, as saving a distributed checkpoint is: every rank calls it at
-        the same step. (`save_state_rank` is not.)
+        With several ranks this is a collective operation, like saving a distributed checkpoint: all ranks call it at
+        the same step. (`save_state_rank` is not collective.)
 
         Raises:
-            StateError: The ranks cannot be gathered, or are at different steps.
+            StateError: The states cannot be gathered, or the ranks are at different steps.
         """
-        # One text: checkpoints flatten nested dictionaries, and on loading ask for the keys of the state at that time.
+        # One text, because checkpoints flatten nested dictionaries and look up the keys of the current state on
+        # loading.
         return {_KEY: json.dumps(self._gathered())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to the place of a `state_dict`, saved on any number of ranks.
+        """Move to the position of a `state_dict` that was saved on any number of ranks.
 
         Raises:
-            StateError: It is not such a state, or cannot be continued here.
+            StateError: It is not such a state, or cannot be continued.
         """
         try:
             state = json.loads(state_dict[_KEY])
         except (LookupError, TypeError, ValueError, RecursionError) as error:
             raise StateError(
-                f"not a state of this loader ({type(error).__name__}: {error}); `state_dict()` returns {{{_KEY!r}: …}}"
+                f"not a state of this loader ({type(error).__name__}: {error}): expected {{{_KEY!r}: …}}, from "
+                f"`state_dict()`"
             ) from error
         self.restore_state_global(state)
 
@@ -254,7 +256,7 @@ class SavableDataLoader(StreamLoader[Item]):
 class PinMemory:
     """Copies the tensors of batches into page-locked memory.
 
-    It runs where batches are made: with workers that is another thread, so the copy does not hold up the training loop.
+    It runs where batches are made. With workers that is another thread, so the copy does not block the training loop.
 
     Args:
         device: Index of the CUDA device that the program uses.
@@ -264,16 +266,16 @@ class PinMemory:
         self._device = device
 
     def __call__(self, batch: Any) -> Any:
-        """The batch, its tensors page-locked."""
+        """Return the batch with page-locked tensors."""
         torch.cuda.set_device(self._device)  # each thread has its own
         return pinned(batch)
 
 
 def pinning(wanted: bool | None) -> PinMemory | None:
-    """What pins batches; None: nothing does, or there is no CUDA device.
+    """Return the function that pins batches; None: no pinning, or no CUDA device.
 
     Args:
-        wanted: None: where there is a CUDA device.
+        wanted: None: if there is a CUDA device.
     """
     if wanted is False or not torch.cuda.is_available():
         return None
@@ -292,24 +294,35 @@ def get_savable_loader(
     on_change: OnChange = "refuse",
     **energon: Unpack[EnergonArguments],
 ) -> SavableDataLoader[Item]:
-    """A loader for a dataset, with workers, read-ahead and state.
+    """Return a loader for a dataset, with workers, prefetching and state.
+
+    Example:
+        Train, and resume from a state on any number of ranks:
+
+            with get_savable_loader(dataset) as loader:
+                if checkpoint is not None:
+                    loader.load_state_dict(checkpoint["data"])
+                for step, batch in enumerate(loader):
+                    train_step(batch)
+                    if step % 1000 == 0:
+                        torch.save({"model": model.state_dict(), "data": loader.state_dict()}, "checkpoint.pt")
 
     Args:
-        dataset: What `get_train_dataset` or `get_val_dataset` returned.
-        worker_config: In place of the dataset's own.
-        prefetch_factor: Batches that are made ahead for each worker.
-        cache_pool: Where hooks and `need_cache` cookers get values from; not closed with the loader. Default: a
+        dataset: Result of `get_train_dataset` or `get_val_dataset`.
+        worker_config: Replaces the configuration of the dataset.
+        prefetch_factor: Batches that each worker prepares ahead.
+        cache_pool: Cache for hooks and for cookers with `need_cache`; not closed with the loader. Default: a
             `NoCachePool`.
-        pin_memory: Whether batches come in page-locked memory; default: where there is a CUDA device.
-        multiprocessing_context: How worker processes are started: "fork", "forkserver", "spawn" or a
-            `multiprocessing` context; default: as Python does, and "forkserver" instead of "fork" where there are
-            arrays among the data or data in an object store. The order does not depend on it.
-        on_change: If a state that is restored belongs to another configuration; see `Stream.restore`. It also holds
-            where a framework restores: `load_state_dict`, `torch.distributed.checkpoint`.
+        pin_memory: Whether batches are in page-locked memory. Default: if there is a CUDA device.
+        multiprocessing_context: Start method of worker processes: "fork", "forkserver", "spawn" or a `multiprocessing`
+            context. Default: Python's, with "forkserver" in place of "fork" for data in arrays or object stores. The
+            order does not depend on it.
+        on_change: Default of `on_change` where a state is restored, see `restore_state_rank`. It also applies to
+            `load_state_dict` and `torch.distributed.checkpoint`.
         **energon: See `EnergonArguments`.
 
     Raises:
-        ConfigError: The dataset's configuration is wrong.
+        ConfigError: The configuration of the dataset is invalid.
         EmptyDatasetError: There is no sample, or no complete batch.
     """
     config = config_to_run(dataset, worker_config)
@@ -333,5 +346,5 @@ def get_savable_loader(
 
 @public
 def get_loader(dataset: SavableDataset[Item], **options: Any) -> SavableDataLoader[Item]:
-    """The same as `get_savable_loader`: state costs nothing here, so every loader has it."""
+    """The same as `get_savable_loader`: every loader has state, at no cost."""
     return get_savable_loader(dataset, **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core's decoders with tensors where Energon has tensors, and its task encoders, which decode by these."""
+"""The core's decoders with tensors where Energon has tensors, and the task encoders that use them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from energon_grain.transforms.decode import Buffer, torch_file
 
 
 class AVDecoder(av_decoder.AVDecoder):
-    """`energon_grain.AVDecoder`, with tensors where that has arrays: the same values in the same shapes."""
+    """`energon_grain.AVDecoder` with tensors in place of arrays: the same values in the same shapes."""
 
     def array(self, values: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values)
 
 
 class AVWebdatasetDecoder(av_decoder.AVWebdatasetDecoder):
-    """`energon_grain.AVWebdatasetDecoder`, with tensors where that has arrays."""
+    """`energon_grain.AVWebdatasetDecoder` with tensors in place of arrays."""
 
     _decoder = AVDecoder
 
 
 class SampleDecoder(decode.SampleDecoder):
-    """Decodes the parts of samples as `energon_grain.SampleDecoder` does, which lists them, with tensors.
+    """Decodes the parts of samples like `energon_grain.SampleDecoder`, with tensors.
 
     | option or part | value |
     |---|---|
-    | `image_decode="torch…"` | tensors, of the same values as the core's arrays; other modes stay arrays or images |
+    | `image_decode="torch…"` | tensors with the values of the core's arrays; other modes stay arrays or images |
     | `av_decode="AVDecoder"`, `"torch"` | the core's objects, whose clips are tensors |
-    | `pth` | what `torch.save` wrote, on the CPU: tensors and plain containers; any class with `allow_pickle` |
+    | `pth` | content of `torch.save`, on the CPU: tensors and plain containers; any class with `allow_pickle` |
     | `npy`, `npz`, `ten` `tb` | numpy arrays, as in Energon |
     """
 
@@ -58,13 +58,13 @@ def _load_weights(data: Buffer, *, max_bytes: int | None) -> Any:
         return torch.load(torch_file(data, max_bytes), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"holds more than tensors and plain containers, or is damaged; if you trust the data, pass "
+            f"contains more than tensors and plain containers, or is damaged; if you trust the data, use "
             f"SampleDecoder(allow_pickle=True): {str(error).splitlines()[0]}"
         ) from error
 
 
 class TaskEncoder(task_encoder.TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch]):
-    """Base of user task encoders, as in the core: hooks may return tensors, and images are tensors by default."""
+    """Base of task encoders, see `energon_grain.TaskEncoder`. Hooks may return tensors; images decode to tensors."""
 
     decoder: decode.SampleDecoder | None = SampleDecoder()
     decoder_type: type[decode.SampleDecoder] = SampleDecoder
@@ -74,11 +74,11 @@ class DefaultTaskEncoder(
     task_encoder.DefaultTaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch],
     TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch],
 ):
-    """Converts between types by field name, as in the core."""
+    """Converts between types by field name, like the core's class."""
 
 
 class AugmentTaskEncoder(  # pyright: ignore[reportIncompatibleVariableOverride]
     task_encoder.AugmentTaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch],
     TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch],
 ):
-    """A task encoder that does what another one does but for what a subclass overrides, as in the core."""
+    """A task encoder that forwards to another one, except for the hooks of a subclass, like the core's class."""

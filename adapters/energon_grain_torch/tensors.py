@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors as a kind of array, and PyTorch's global generator. Importing this module makes the core use both.
 
-It stacks, pads, joins and sends tensors then, and seeds the generator for hooks with `@stateless(restore_seeds=True)`.
+The core then stacks, pads, joins and sends tensors, and seeds the generator for hooks with
+`@stateless(restore_seeds=True)`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from energon_grain.transforms.batching import WORTH_A_LOOK, ArrayKind, fill_rows
 
 
 def _stack(batch: Sequence[Tensor]) -> Tensor:
-    """Stack tensors of one shape; all rows of a tensor in their order (as the decoder makes them) are that tensor."""
+    """Stack tensors of one shape. If they are all rows of a tensor in order (from the decoder), return that tensor."""
     base = batch[0]._base
     if base is not None and batch[0].nbytes >= WORTH_A_LOOK and _are_rows(batch, base):
         return base
@@ -57,32 +58,32 @@ def _concat_pad(batch: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 
 def _in_type_of_first(join: Callable[[list[Tensor]], Tensor], batch: Sequence[Tensor]) -> Tensor:
-    """`join` goes by the common type. Where that is another one, its rounding must not show."""
+    """Join tensors in the type of the first. `join` uses the common type, whose rounding must not show."""
     dtype = batch[0].dtype
     joined = join(list(batch))
     return joined if joined.dtype == dtype else join([tensor.to(dtype) for tensor in batch])
 
 
 def _reduce(tensor: Tensor) -> tuple[Any, ...]:
-    """Its elements alone, however large the storage that it is a view of. The copy is contiguous.
+    """Pickle only the elements of a tensor, not the storage that it is a view of. The copy is contiguous.
 
     Raises pickle.PicklingError if it was computed with gradients.
     """
     if not tensor.is_leaf:
         raise pickle.PicklingError(
-            f"a tensor of shape {tuple(tensor.shape)} was computed with gradients, which end at the process; return "
-            f"tensor.detach() from the hook, or compute it under torch.no_grad()"
+            f"a tensor of shape {tuple(tensor.shape)} was computed with gradients, which cannot cross processes: "
+            f"return tensor.detach() from the hook, or compute it under torch.no_grad()"
         )
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
     if not plain or tensor.is_conj() or tensor.is_neg() or tensor.__dict__:
         return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))  # of one element, any stride is contiguous
+    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))  # one element: any stride is contiguous
     buffer = pickle.PickleBuffer(cast("Any", flat.view(torch.uint8).numpy()))
     return _rebuild, (buffer, tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
 
 
 def _rebuild(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> Tensor:
-    # `frombuffer` refuses nothing at all.
+    # `frombuffer` does not accept an empty buffer.
     flat = torch.frombuffer(buffer, dtype=dtype) if memoryview(buffer).nbytes else torch.empty(0, dtype=dtype)
     return flat.reshape(shape).requires_grad_(requires_grad)
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several of torchvision's geometric transforms as one: their matrices are multiplied, and the image is resampled once.
+"""Merge several of torchvision's geometric transforms: their matrices are multiplied, and the image is resampled once.
 
-Each transform draws its random numbers as torchvision does, by torchvision's own `get_params`, so that one transform
-in a `MergeTransform` gives what it gives by itself, up to the rounding of its resampling. Needs torchvision.
+Each transform draws its random numbers with torchvision's own `get_params`. A single transform in a `MergeTransform`
+therefore has the same result as alone, up to the rounding of its resampling. Needs torchvision.
 
-Matrices are 3 × 3, of homogeneous pixel coordinates (x, y, 1), x to the right and y down; they map places of the image
-that goes in to places of the one that comes out. Sizes are arrays (height, width).
+Matrices are 3 × 3, for homogeneous pixel coordinates (x, y, 1), x to the right and y down. They map positions in the
+input image to positions in the output image. Sizes are arrays (height, width).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Applied = tuple[Matrix, Size, tuple[Any, ...]]
 
 
 class TransformMapper:
-    """What one transform does, as a matrix; the base of those of torchvision's and of `CustomTransform`."""
+    """One transform as a matrix; base of the mappers for torchvision's transforms and of `CustomTransform`."""
 
     source_type: ClassVar[type[torch.nn.Module]]
 
@@ -38,7 +38,7 @@ class TransformMapper:
         self.transform = transform
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
-        """Go on from what comes before.
+        """Append this transform to the preceding ones.
 
         Returns:
             The matrix with this transform applied last, the new size, and the name and parameters of the transform.
@@ -46,11 +46,11 @@ class TransformMapper:
         raise NotImplementedError
 
     def fill(self) -> Any:
-        """Colour of what has no pixel; None: any."""
+        """Colour of areas without pixels; None: any."""
         return None
 
     def interpolation(self) -> tv.InterpolationMode | None:
-        """How pixels are interpolated; None: in any way."""
+        """Interpolation of pixels; None: any."""
         return None
 
     def __call__(self, sample: Any) -> Any:
@@ -89,7 +89,7 @@ class TransformMapper:
 
 
 class CustomTransform(TransformMapper):
-    """A transform of your own for `MergeTransform`: override `apply_transform` at least."""
+    """Base of custom transforms for `MergeTransform`: override at least `apply_transform`."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -100,12 +100,12 @@ def _size(height: float, width: float) -> Size:
 
 
 def _image_of(size: Size) -> torch.Tensor:
-    """Something of a size, without memory, for functions of torchvision that ask for an image."""
+    """Return an image of a size, without memory, for functions of torchvision that need an image."""
     return torch.empty((3, int(size[0]), int(size[1])), device="meta")
 
 
 def _pair(size: Any) -> tuple[int, int]:
-    """Height and width of a size as transforms are given one."""
+    """Return height and width from a size argument of a transform."""
     values = [size] if isinstance(size, int) else list(size)
     return int(values[0]), int(values[-1])
 
@@ -122,7 +122,7 @@ class ResizeMapper(TransformMapper):
         return matrix, _size(height, width), ("Resize", [size] if isinstance(size, int) else size)
 
     def interpolation(self) -> tv.InterpolationMode:
-        """The transform's."""
+        """The transform's interpolation."""
         return self.transform.interpolation
 
 
@@ -139,7 +139,7 @@ class RandomResizedCropMapper(TransformMapper):
         return matrix, _size(to_height, to_width), ("RandomResizedCrop", tuple(crop))
 
     def interpolation(self) -> tv.InterpolationMode:
-        """The transform's."""
+        """The transform's interpolation."""
         return self.transform.interpolation
 
 
@@ -186,11 +186,11 @@ class RandomRotationMapper(TransformMapper):
         return turned @ matrix, dst_size, ("RandomRotation", degrees)
 
     def fill(self) -> Any:
-        """The transform's."""
+        """The transform's fill."""
         return self.transform.fill
 
     def interpolation(self) -> tv.InterpolationMode:
-        """The transform's."""
+        """The transform's interpolation."""
         return self.transform.interpolation
 
 
@@ -202,11 +202,11 @@ class RandomCropMapper(TransformMapper):
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
         """See `TransformMapper`.
 
-        Raises ValueError if the padding repeats the image, or the crop is larger than the image and nothing is padded.
+        Raises ValueError if the padding repeats the image, or the crop is larger than the image without padding.
         """
         transform = self.transform
         if transform.padding_mode != "constant":
-            raise ValueError(f"RandomCrop(padding_mode={transform.padding_mode!r}): merged crops pad by a colour")
+            raise ValueError(f"RandomCrop(padding_mode={transform.padding_mode!r}): merged crops need 'constant'")
         height, width = map(int, dst_size)
         if transform.padding is not None:
             sides = [transform.padding] if isinstance(transform.padding, int) else list(transform.padding)
@@ -223,7 +223,7 @@ class RandomCropMapper(TransformMapper):
         return self.translate(-left, -top) @ matrix, _size(to_height, to_width), ("RandomCrop", crop)
 
     def fill(self) -> Any:
-        """The transform's."""
+        """The transform's fill."""
         return self.transform.fill
 
 
@@ -242,7 +242,7 @@ class RandomPerspectiveMapper(TransformMapper):
 
     @staticmethod
     def compute_homography(startpoints: Sequence[Sequence[float]], endpoints: Sequence[Sequence[float]]) -> Matrix:
-        """The matrix that maps four points (x, y) to four others."""
+        """Return the matrix that maps four points (x, y) to four others."""
         rows: list[list[float]] = []
         for (x, y), (u, v) in zip(startpoints, endpoints, strict=True):
             rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
@@ -250,22 +250,22 @@ class RandomPerspectiveMapper(TransformMapper):
         return np.append(solved, 1).reshape(3, 3)
 
     def fill(self) -> Any:
-        """The transform's."""
+        """The transform's fill."""
         return self.transform.fill
 
     def interpolation(self) -> tv.InterpolationMode:
-        """The transform's."""
+        """The transform's interpolation."""
         return self.transform.interpolation
 
 
 class CenterCropMapper(TransformMapper):
-    """`torchvision.transforms.CenterCrop`; a crop that is larger than the image pads it."""
+    """`torchvision.transforms.CenterCrop`; a crop larger than the image pads it."""
 
     source_type = tv.CenterCrop
 
     def apply_transform(self, matrix: Matrix, dst_size: Size) -> Applied:
         height, width = _pair(self.transform.size)
-        # As torchvision rounds: it pads, then crops what is left over.
+        # Rounds like torchvision, which pads and then crops the rest.
         down, right = (
             (want - have) // 2 if want > have else -round((have - want) / 2)
             for want, have in ((height, int(dst_size[0])), (width, int(dst_size[1])))
@@ -291,14 +291,14 @@ _PIL = {
 
 
 class MergeTransform(torch.nn.Module):
-    """Transforms as one, which resamples once; of Pillow images, and of tensors (channels, height, width).
+    """Transforms merged into one that resamples once, for Pillow images and for tensors (channels, height, width).
 
     Args:
-        transforms: torchvision's, in order, or `CustomTransform`s. Those that say how pixels are interpolated, and how
-            the outside is filled, must say the same. Default: bilinear, and zeros.
+        transforms: torchvision's transforms, in order, or `CustomTransform`s. Those with an interpolation or a fill
+            must agree. Default: bilinear, and zeros.
 
     Raises:
-        ValueError: There is a transform that is not among those above, or they say different things.
+        ValueError: A transform is not supported, or the transforms do not agree.
     """
 
     def __init__(self, transforms: Sequence[Any]) -> None:
@@ -308,7 +308,7 @@ class MergeTransform(torch.nn.Module):
         modes = [each.interpolation() for each in self.transforms]
         self.interpolation = self._agreed("interpolation", modes) or tv.InterpolationMode.BILINEAR
         if self.interpolation not in _PIL:
-            raise ValueError(f"interpolation {self.interpolation}: merged transforms know {', '.join(map(str, _PIL))}")
+            raise ValueError(f"interpolation {self.interpolation}: expected one of {', '.join(map(str, _PIL))}")
 
     def _mapper(self, transform: Any) -> TransformMapper:
         if isinstance(transform, TransformMapper):
@@ -317,22 +317,22 @@ class MergeTransform(torch.nn.Module):
             if isinstance(transform, getattr(mapper, "source_type", ())):
                 return mapper(transform)
         known = ", ".join(mapper.source_type.__name__ for mapper in _MAPPERS)
-        raise ValueError(f"{type(transform).__name__} cannot be merged; known are {known}, and CustomTransform")
+        raise ValueError(f"{type(transform).__name__} cannot be merged; expected {known}, or CustomTransform")
 
-    def _agreed(self, what: str, said: Sequence[Any]) -> Any:
-        values = [value for value in said if value is not None]
+    def _agreed(self, what: str, settings: Sequence[Any]) -> Any:
+        values = [value for value in settings if value is not None]
         if any(value != values[0] for value in values):
-            raise ValueError(f"MergeTransform: one image is resampled once, but the transforms say {what} {values}")
+            raise ValueError(f"MergeTransform: an image is resampled once, but the transforms have {what} {values}")
         return values[0] if values else None
 
     def forward(self, x: Any) -> Any:
-        """Apply all to an image.
+        """Apply all transforms to an image.
 
-        Raises TypeError if it is neither a Pillow image nor a tensor, and ValueError if it is a tensor, which is filled
-        with zeros, and another colour is asked for.
+        Raises TypeError if it is neither a Pillow image nor a tensor, and ValueError for a tensor with a fill colour
+        other than zero.
         """
         if not isinstance(x, Image.Image | torch.Tensor):
-            raise TypeError(f"MergeTransform takes Pillow images and tensors, not a {type(x).__name__}")
+            raise TypeError(f"MergeTransform: expected a Pillow image or a tensor, got a {type(x).__name__}")
         matrix = np.eye(3)
         size = _size(x.height, x.width) if isinstance(x, Image.Image) else _size(*x.shape[-2:])
         for transform in self.transforms:
@@ -354,7 +354,7 @@ class MergeTransform(torch.nn.Module):
 
     def _of_tensor(self, image: torch.Tensor, back: Matrix, size: Size) -> torch.Tensor:
         if self.fill_value is not None and np.any(self.fill_value):
-            raise ValueError(f"fill {self.fill_value}: of tensors, what has no pixel is 0")
+            raise ValueError(f"fill {self.fill_value}: tensors can only be filled with 0")
         height, width = map(int, size)
         x, y = torch.meshgrid(torch.arange(width) + 0.5, torch.arange(height) + 0.5, indexing="xy")
         places = torch.as_tensor(back, dtype=torch.float32) @ torch.stack([x, y, torch.ones_like(x)]).flatten(1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reads, as `torch.distributed` says."""
+"""The reader configuration of `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from energon_grain.stream import worker_config
 class WorkerConfig(worker_config.WorkerConfig):
     """One data-parallel rank and its workers.
 
-    As `energon_grain.WorkerConfig`, but for what workers are.
+    Like `energon_grain.WorkerConfig`, with PyTorch's process group and kinds of workers.
+
+    Example:
+        WorkerConfig.default_worker_config(num_workers=4)  # this rank and the world of torch.distributed
+        WorkerConfig(rank=0, world_size=1, num_workers="auto")
 
     Attributes:
-        num_workers: Workers that read and encode ahead of the training loop; 0: everything happens inside `next`;
-            "auto": as many threads as turn out to be best while it runs.
+        num_workers: Workers that read and encode ahead of the training loop. 0: all work is done inside `next`. "auto":
+            the number of threads is tuned while the loader runs.
         data_parallel_group: The process group whose ranks read different data; None: all processes.
-        worker_type: "dataloader" (default): processes as a `torch.utils.data.DataLoader` starts them. "thread": threads
-            of this process, which suit reading and decoding and hooks that say `thread_safe`; the default with
+        worker_type: "dataloader" (default): processes started like those of a `torch.utils.data.DataLoader`. "thread":
+            threads of this process, for reading, decoding and `thread_safe` hooks; the default with
             `num_workers="auto"`. "process": the core's own processes, which need no `__main__` guard.
     """
 
@@ -39,9 +43,9 @@ class WorkerConfig(worker_config.WorkerConfig):
 
     @classmethod
     def default_worker_config(cls, num_workers: int | Literal["auto"] = 4, data_parallel_group: Any = None) -> Self:
-        """The configuration of this process: rank and world of the group, where `torch.distributed` is initialised.
+        """Return the configuration of this process: rank and world of the group, if `torch.distributed` is initialised.
 
-        Without it there is one rank.
+        Otherwise there is one rank.
         """
         rank, world_size = 0, 1
         if dist.is_available() and dist.is_initialized():
@@ -49,7 +53,7 @@ class WorkerConfig(worker_config.WorkerConfig):
         return cls(rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group)
 
     def global_rank(self) -> int:
-        """Number of this process among all of the job, not of the group."""
+        """Return the rank of this process in the whole job, not in the group."""
         if self.data_parallel_group is None:
             return self.rank
         return dist.get_global_rank(self.data_parallel_group, self.rank)

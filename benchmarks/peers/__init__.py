@@ -1,1 +1,1 @@
-"""One file a peer: how its data set is written and the program that reads it. They run in the peers' interpreter."""
+"""One file per peer: how its dataset is written, and the program that reads it. They run in the peers' interpreter."""

@@ -1,4 +1,4 @@
-"""Megatron-Energon's programs, which `ours.py` and `ours_torch.py` run too, with another library under its name."""
+"""Megatron-Energon's programs, which `ours.py` and `ours_torch.py` also run, with another library under its name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from benchmarks.token_packing import greedy_packs, join, prepare_vocabulary, tok
 
 @edataclass
 class Document(Sample):
-    """What the cookers make: the first and the second part, as bytes."""
+    """The result of the cookers: the first and the second part, as bytes."""
 
     first: bytes
     second: bytes
@@ -67,7 +67,7 @@ class Tokens(Sample):
 
 @edataclass
 class Pack(Sample):
-    """Several of them in one sequence."""
+    """Several tokenized texts in one sequence."""
 
     tokens: Any
     segments: Any
@@ -75,7 +75,7 @@ class Pack(Sample):
 
 
 class PackText(DefaultTaskEncoder):
-    """Words to numbers, many texts to one sequence of 4,096."""
+    """Turns words into numbers, and many texts into one sequence of 4,096."""
 
     @stateless
     def encode_sample(self, sample: TextSample) -> Tokens:
@@ -104,7 +104,7 @@ class Pair(Sample):
 
 
 class Resized(DefaultTaskEncoder):
-    """Images of 256 x 256, by Pillow's bicubic filter."""
+    """Resizes images to 256 x 256 with Pillow's bicubic filter."""
 
     decoder = SampleDecoder(image_decode="pilrgb")
 
@@ -142,9 +142,9 @@ def build_loader(
     encoder: Any = None,
     **more: Any,
 ) -> Any:
-    """The loader of a program: `crude-text`, `crude-blob`, `pack-text`, an image mode; no hook: `plain`, `join`.
+    """Return the loader of a program: `crude-text`, `crude-blob`, `pack-text`, an image mode; no hook: `plain`, `join`.
 
-    `rgb8-256` makes images of 256 x 256. `encoder` stands in for the program's; `more` is for `get_train_dataset`.
+    `rgb8-256` makes images of 256 x 256. `encoder` replaces the program's; `more` is passed to `get_train_dataset`.
     """
     kind: Any = {"worker_type": worker_type} if worker_type else {}
     packed = program == "pack-text"
@@ -162,7 +162,7 @@ def build_loader(
 
 
 def weigh(batch: Any) -> tuple[int, int]:
-    """Samples and payload bytes of a batch."""
+    """Return the samples and payload bytes of a batch."""
     if isinstance(batch, (Document, Pair)):
         count, payload = weigh_column(batch.first)
         return count, payload + weigh_column(batch.second)[1]
@@ -172,7 +172,7 @@ def weigh(batch: Any) -> tuple[int, int]:
 
 
 def save(loader: Any) -> Any:
-    """The loader's state."""
+    """Return the loader's state."""
     return loader.save_state_rank()
 
 
@@ -182,5 +182,5 @@ def restore(loader: Any, state: Any) -> None:
 
 
 def state_bytes(state: Any) -> int:
-    """How large the state is in a checkpoint."""
+    """Return the size of the state in a checkpoint."""
     return len(pickle.dumps(state))

@@ -1,4 +1,4 @@
-"""Grain over ArrayRecord files: at its defaults, and in the variants that bench well on few cores."""
+"""Grain over ArrayRecord files: at its defaults, and in variants that benchmark well on few cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WRITER_OPTIONS = {"default": "", "uncompressed": "group_size:1,uncompressed"}
 
 
 def build(tars: list[str], target: str, option: str) -> dict[str, Any]:
-    """One ArrayRecord file a shard; a record is its parts, each with a 4-byte length."""
+    """Write one ArrayRecord file per shard; a record is the two parts, after the 4-byte length of the first."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     Path(target).mkdir(parents=True)
@@ -29,7 +29,7 @@ def build(tars: list[str], target: str, option: str) -> dict[str, Any]:
 
 
 class _Unpack:
-    """Record -> sample of two fields, decoding the first as an image, and resizing it, where asked."""
+    """Turns a record into a sample of two fields; decodes and resizes the first as an image if configured."""
 
     def __init__(self, image: bool, side: int) -> None:
         self.image = image
@@ -62,7 +62,7 @@ def throughput(
     mixed: bool = False,
     side: int = 0,
 ) -> dict[str, Any]:
-    """Steady rate; `threads=None` is Grain's default (16), `batch_first` batches on the MapDataset.
+    """Measure the rate; `threads=None` is Grain's default (16), `batch_first` batches on the MapDataset.
 
     `mixed`: the first and the second half of the files are two sources, mixed one to one.
     """

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks.child import serve
-from benchmarks.token_packing import CAPACITY, LENGTHS, bins_of_a_buffer
+from benchmarks.token_packing import CAPACITY, LENGTHS, bins_of_buffer
 
 
 def efficiency(lengths: str, bins: int | None) -> dict[str, Any]:
-    """The filled share of all packs; `bins=None`: as many as hold the tokens of our buffer.
+    """Return the filled share of all packs; `bins=None`: as many bins as hold the tokens of our buffer.
 
-    Time is not compared: Grain's packer copies tokens too.
+    Time is not compared, because Grain's packer also copies the tokens.
     """
     import grain.experimental as experimental
     import grain.python as pygrain
 
     sizes = LENGTHS[lengths]()
-    bins = bins or bins_of_a_buffer(sizes)
+    bins = bins or bins_of_buffer(sizes)
     samples = pygrain.MapDataset.source(sizes.tolist()).map(_Tokens())
     iterator = samples.to_iter_dataset(pygrain.ReadOptions(num_threads=0, prefetch_buffer_size=1))
     packs = experimental.BestFitPackIterDataset(iterator, length_struct={"tokens": CAPACITY}, num_packing_bins=bins)
@@ -30,7 +30,7 @@ def efficiency(lengths: str, bins: int | None) -> dict[str, Any]:
         count += 1
         filled += int(np.count_nonzero(pack["tokens_segment_ids"]))
     if filled != int(sizes.sum()):
-        raise RuntimeError(f"{int(sizes.sum())} tokens went in, {filled} came out")
+        raise RuntimeError(f"the packs contain {filled} tokens, expected {int(sizes.sum())}")
     return {"efficiency": filled / (count * CAPACITY), "packs": count, "bins": bins, "s": time.perf_counter() - started}
 
 

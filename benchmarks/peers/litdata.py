@@ -12,7 +12,7 @@ from benchmarks.steady import steady
 
 
 def build(tars: list[str], target: str, option: str) -> dict[str, Any]:
-    """Chunks of 64 MB with {part: bytes} samples."""
+    """Write chunks of 64 MB with {part: bytes} samples."""
     from litdata.streaming.writer import BinaryWriter
 
     Path(target).mkdir(parents=True)
@@ -32,7 +32,7 @@ def _weigh(batch: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def throughput(folder: str, warmup_s: float, seconds: float, workers: int = 0, side: int = 0) -> dict[str, Any]:
-    """Steady rate over endless epochs; `side`: that the part `jpg` is decoded and resized to."""
+    """Measure the rate over endless epochs; with `side`, the part `jpg` is decoded and resized to it."""
     from litdata import StreamingDataLoader, StreamingDataset
 
     class Images(StreamingDataset):

@@ -1,4 +1,4 @@
-"""The samples of the shards, to write them in a peer's format; and decoding images as users of other loaders do it."""
+"""Read the samples of the shards, to write them in a peer's format; decode images as users of other loaders do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def tar_samples(path: str) -> Iterator[dict[str, bytes]]:
-    """Each sample of one shard as {part: payload}."""
+    """Yield each sample of one shard as {part: payload}."""
     with tarfile.open(path) as tar:
         key = None
         sample: dict[str, bytes] = {}
@@ -27,7 +27,7 @@ def tar_samples(path: str) -> Iterator[dict[str, bytes]]:
 
 
 def pixels(data: bytes, side: int = 0) -> Any:
-    """(height, width, 3) uint8; resized to `side` x `side` by Pillow's bicubic filter where that is not 0."""
+    """Return (height, width, 3) uint8; with `side`, resized to `side` x `side` by Pillow's bicubic filter."""
     import numpy as np
     from PIL import Image
 

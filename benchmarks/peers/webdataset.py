@@ -12,7 +12,7 @@ from benchmarks.steady import steady
 
 
 class _Pick:
-    """The two fields of a sample, decoding the first as an image, and resizing it, where asked."""
+    """Picks the two fields of a sample; decodes and resizes the first as an image if configured."""
 
     def __init__(self, first: str, second: str, image: bool, side: int) -> None:
         self.first = first
@@ -40,7 +40,7 @@ def throughput(
     image: bool = False,
     side: int = 0,
 ) -> dict[str, Any]:
-    """Steady rate over endless passes."""
+    """Measure the rate over endless passes."""
     import numpy  # noqa: F401
     import PIL.Image  # noqa: F401
     import webdataset as wds

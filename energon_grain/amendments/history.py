@@ -101,7 +101,7 @@ class Amendments:
 
     @classmethod
     def of_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
-        """The amendments in the field of a state, for the lanes of a host. Raises StateError if it is damaged, or of other lanes."""
+        """Read the field of a state, for the lanes of a host. Raises StateError if it is damaged or of other lanes."""
         try:
             unpacking = zlib.decompressobj()
             said = unpacking.decompress(base64.b64decode(texts[0], validate=True), _MAX_TEXT)

@@ -361,7 +361,7 @@ def _fitting(cursor: Cursor, dropped: int) -> list[int] | None:
     _, hosts = cursor["host"]
     if not (dropped or cursor["held"]):
         return None
-    return [hosts] if hosts > 1 else Share(0, 1, cursor["lanes"]).fitting_hosts
+    return [hosts] if hosts > 1 else Share(0, 1, cursor["lanes"]).possible_hosts
 
 
 def _leaves(cursor: Cursor, manifest: Mapping[str, Any], dropped: int, spec: StreamSpec | None) -> list[LeafState]:

@@ -64,8 +64,8 @@ def convert(
     split_ratio: Annotated[
         str | None,
         typer.Option(
-            help="Ratio of train, val and test of the new shards, as 8,1,1, or of named parts, as train=9,val=1; for "
-            "data without splits. Default: all are train."
+            help="Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,val=1, for data without "
+            "splits: of the samples of loose media, else of the new shards. Default: all are train."
         ),
     ] = None,
     num_workers: Annotated[

@@ -323,7 +323,7 @@ def _lint_read(
             continue
         report = lint_folder(
             root,
-            split_parts=parts,
+            split_parts=parts if kind.is_configured else None,  # of tars that are not prepared, all are checked
             split_config=split_config,
             dataset_config=dataset_config,
             first_samples=True,

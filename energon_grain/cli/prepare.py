@@ -23,7 +23,7 @@ from energon_grain.cli.running import (
     running,
     shown_by,
 )
-from energon_grain.cli.terminal import Answer, ProgressBar, note, own_sample_type, with_samples
+from energon_grain.cli.terminal import Answer, ProgressBar, announce, note, own_sample_type, with_samples
 from energon_grain.errors import ConfigError, DatasetNotFoundError, FieldMapError, RefusedError
 from energon_grain.formats.data_folder import open_folder
 from energon_grain.formats.nv_meta import is_prepared
@@ -45,7 +45,7 @@ from energon_grain.prepare.dataset_definition import (
 )
 from energon_grain.prepare.listing import find_shards, parse_split_parts, shards_per_part
 from energon_grain.prepare.plan import PrepareRequest, plan_of
-from energon_grain.prepare.preparation import Means, PrepareReport, carry_out
+from energon_grain.prepare.preparation import PrepareReport, RunOptions, carry_out
 from energon_grain.prepare.scan import decode_scan, scan_shard, shard_tasks
 from energon_grain.prepare.writing import check_written, open_to_prepare
 from energon_grain.samplers.split_ratio import parse_ratio
@@ -66,6 +66,8 @@ _SPLIT, _SAMPLES, _MEDIA, _RUNNING = "Split", "Samples", "Media metadata", "How 
 _SHOWN_PARTS = 10
 _LEAVE_OUT = "-"
 _CRUDE = "CrudeWebdataset"
+_NOT_REPEATED = ("path", "quiet", "verbose")
+"""Parameters that the command without questions does not repeat as options."""
 
 _GLOB = "Collect metadata of files whose names match shell patterns, as '*.jpg,*.mp4'."
 _ByGlob = Annotated[str | None, option(_GLOB, _MEDIA)]
@@ -237,7 +239,7 @@ def prepare(
     if not options.tar_index_only:
         request, encoding = _with_shards(location, request, options.exclude)
         if not options.dry_run:
-            typer.echo(_found(request.shards or (), encoding))
+            announce(_found(request.shards or (), encoding))
         with _answers(context, location, request.shards or (), encoding):
             request = _with_split(location, options, request, unasked)
     if options.dry_run:
@@ -319,13 +321,13 @@ def _carry_out(
             chosen.append(_ask_definition(scanned, options.sample_type))
             return chosen[0]
 
-        means = Means(
+        run_options = RunOptions(
             choose_definition=choose if request.asks else None,
             num_workers=options.num_workers,
-            tell=shown_by(bar),
+            notify=shown_by(bar),
             executor=executor,
         )
-        report = carry_out(plan_of(open_to_prepare(location), request), means)
+        report = carry_out(plan_of(open_to_prepare(location), request), run_options)
     lines = [*_lines(report, options.dataset_yaml_name if options.writes_yaml else None, options.append)]
     if request.asks or (request.split_ratio and not options.split_ratio):
         answered = {"--split-ratio": _written_ratio(request.split_ratio)} if request.split_ratio else {}
@@ -370,7 +372,7 @@ def _command(context: typer.Context, answered: Mapping[str, str | None], overwri
     options = {"--non-interactive": None, **answered, **({"--force-overwrite": None} if overwrite else {})}
     for parameter in context.command.params:
         given = str(context.get_parameter_source(str(parameter.name))).endswith("COMMANDLINE")
-        if given and parameter.name != "path" and parameter.opts[0] not in options:
+        if given and parameter.name not in _NOT_REPEATED and parameter.opts[0] not in options:
             names = parameter.opts[0], *parameter.secondary_opts
             words += _written_option(names, context.params.get(str(parameter.name)))
     words += [name if value is None else f"{name}={value}" for name, value in options.items()]
@@ -406,14 +408,14 @@ def prepare_media(
     media = MediaFilterConfig.parse(media_metadata_by_glob, media_metadata_by_header, media_metadata_by_extension)
     location = located(path)
     _check_kind(location, _kind_of(location))
-    with running(runner, ray_address) as executor, ProgressBar("Looking", shown=progress) as bar:
+    with running(runner, ray_address) as executor, ProgressBar("Reading headers", shown=progress) as bar:
         report = prepare_it(location, media, num_workers=num_workers, progress=shown_by(bar), executor=executor)
     if isinstance(report, PrepareReport):
         held = f"{counted(report.samples, 'sample')} in {counted(len(report.shard_counts), 'shard')}"
         document: object = with_samples(report)
     else:
         held, document = counted(report.files, "file"), report
-    done = f"Looked at {report.root}: {held}, {format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
+    done = f"Read headers of {report.root}: {held}, {format_bytes(report.size_bytes)}, in {report.elapsed_s:.2f} s."
     return Answer(document=document, lines=[done, *_lines_of_media(report.media)], is_report=True)
 
 

@@ -124,6 +124,12 @@ _quiet = False
 """Whether the command that runs has `--quiet`, so that no progress bar appears."""
 
 
+def announce(line: str) -> None:
+    """Print a line about the progress of a command, except with `--quiet`."""
+    if not _quiet:
+        typer.echo(line)
+
+
 @contextlib.contextmanager
 def _logging(quiet: bool, verbose: int) -> Generator[None]:
     """Log errors only with `quiet`, information with `verbose=1`, debug messages with 2; without both, warnings."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keywords of Energon's functions that have nothing to set here, or are set elsewhere by now."""
+"""Keywords of Energon's functions that have no effect in this library, or are set elsewhere."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 class EnergonArguments(TypedDict, total=False):
-    """Further arguments of loaders: those of a `WatchdogDataset`, and what is accepted and has no effect.
+    """Further arguments of loaders: those of a `WatchdogDataset`, and accepted ones without effect.
 
-    Saving costs microseconds and keeps no internal checkpoints, and the garbage collector is paused where it costs
-    time. A worker that dies is noticed by itself; the watchdog is for what hangs.
+    Saving takes microseconds and needs no internal checkpoints, and the garbage collector is paused where it would cost
+    time. Dead workers are always detected; the watchdog detects hangs.
 
     Attributes:
-        checkpoint_every_sec: Energon's interval between internal checkpoints.
-        checkpoint_every_min_n_samples: Likewise.
-        n_checkpoints: How many of them it keeps.
-        gc_collect_every_n_steps: When it collects garbage.
-        watchdog_timeout_seconds: For which the program may wait for a batch before the stacks of all threads are
-            written to stderr, with a RuntimeWarning; None (the default): nobody watches.
-        watchdog_initial_timeout_seconds: The same for the first batch; default: no other.
-        fail_on_timeout: Whether the process ends then.
+        checkpoint_every_sec: Energon's interval between internal checkpoints; no effect.
+        checkpoint_every_min_n_samples: No effect.
+        n_checkpoints: Energon's number of internal checkpoints; no effect.
+        gc_collect_every_n_steps: Energon's interval of garbage collection; no effect.
+        watchdog_timeout_seconds: Maximum time to wait for a batch before the stacks of all threads are written to
+            stderr, with a RuntimeWarning; None (the default) disables the watchdog.
+        watchdog_initial_timeout_seconds: The same for the first batch. Default: the same time.
+        fail_on_timeout: Whether the process then exits.
     """
 
     checkpoint_every_sec: float | None
@@ -45,11 +45,11 @@ class EnergonArguments(TypedDict, total=False):
 
 
 def watched(dataset: SavableDataset[Item], arguments: Mapping[str, Any]) -> SavableDataset[Item]:
-    """The dataset, watched as `EnergonArguments` say.
+    """Return the dataset with the watchdog of the arguments.
 
     Raises:
         ConfigError: A timeout is not positive.
-        TypeError: An argument is not known.
+        TypeError: An argument is unknown.
     """
     for name in arguments:
         if name not in EnergonArguments.__annotations__:
@@ -66,12 +66,12 @@ def watched(dataset: SavableDataset[Item], arguments: Mapping[str, Any]) -> Sava
 
 
 class DeprecatedArguments(TypedDict, total=False):
-    """What belongs in the task encoder's `decoder` today, and `handler`, which has no effect.
+    """Arguments that are now part of the task encoder's `decoder`, and `handler`, which has no effect.
 
     Attributes:
-        auto_decode: False: `decoder = None`.
-        image_decode: As in `SampleDecoder`, and so are `av_decode` and `video_decode_audio`.
-        handler: Ignored; give `WorkerConfig(global_error_handler=…)`.
+        auto_decode: False sets `decoder = None`.
+        image_decode: See `SampleDecoder`, also for `av_decode` and `video_decode_audio`.
+        handler: Ignored; use `WorkerConfig(global_error_handler=…)`.
     """
 
     auto_decode: bool
@@ -82,13 +82,13 @@ class DeprecatedArguments(TypedDict, total=False):
 
 
 def fold_deprecated(task_encoder: TaskEncoder, arguments: Mapping[str, Any]) -> None:
-    """Set the task encoder's decoder as those of `DeprecatedArguments` say that were given, with a warning.
+    """Set the task encoder's decoder from the given `DeprecatedArguments`, with a warning.
 
     Raises:
-        ConfigError: The task encoder has another decoder of its own.
+        ConfigError: The task encoder has its own, different decoder.
     """
     if "handler" in arguments:
-        _warn("handler is ignored; pass it as WorkerConfig(global_error_handler=…)")
+        _warn("handler is ignored; use WorkerConfig(global_error_handler=…)")
     options = {
         name: arguments[name] for name in ("image_decode", "av_decode", "video_decode_audio") if name in arguments
     }
@@ -107,14 +107,14 @@ def _set_decoder(task_encoder: TaskEncoder, decoder: SampleDecoder | None, names
         return
     if present != task_encoder.decoder_type():
         raise ConfigError(
-            f"{names}: {type(task_encoder).__name__} has the decoder {present!r} of its own, which this would replace; "
-            f"set it there alone"
+            f"{names}: {type(task_encoder).__name__} has its own decoder {present!r}, which this would replace: set it "
+            f"only there"
         )
     task_encoder.decoder = decoder
 
 
 def _warn(message: str) -> None:
-    """Warn of the line of the program that called us, through however many of our own functions."""
+    """Warn at the line of the program that called this library."""
     level, frame = 1, sys._getframe()
     ours = ("energon_grain", "energon_grain_torch")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:

@@ -20,9 +20,9 @@ B = TypeVar("B", bound="Batch")
 
 @dataclass(kw_only=True, slots=True, weakref_slot=True)
 class Batch(Fields):
-    """Samples put together. Subclass it with `@edataclass` or a plain `@dataclass` and add fields.
+    """Base of typed batches. Subclass it with `@edataclass` or a plain `@dataclass` and add fields.
 
-    With JAX imported, every subclass is a pytree: its leaves are the arrays in its fields, all else is static
+    With JAX imported, every subclass is a pytree: its leaves are the arrays in its fields, everything else is static
     (`energon_grain.loader.pytree`).
     """
 
@@ -31,11 +31,11 @@ class Batch(Fields):
     __restore_key__: tuple[Any, ...]
     """Restore keys of the samples, in order."""
     __subflavors__: list[dict[str, Any] | None] | None = None
-    """Tags of each sample, in order; None where no sample has any."""
+    """Tags of each sample, in order; None if no sample has any."""
     __sources__: tuple[SourceInfo, ...] | None = None
-    """Files that the samples were made from, one sample after the other."""
+    """Source files of all samples, sample by sample."""
     __valid__: npt.NDArray[np.bool_] | None = None
-    """(batch,) which rows are samples; the others are padding of a last batch. None: all."""
+    """(batch,) whether a row is a sample or padding of a last batch. None: all rows are samples."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super(Batch, cls).__init_subclass__(**kwargs)
@@ -45,7 +45,7 @@ class Batch(Fields):
     def derive_from(cls: type[B], base_batch: Any, **fields_of_new: Any) -> B:
         """Make a batch of this type with the four base fields of `base_batch` and the given other fields.
 
-        Base fields may be overridden by keyword.
+        Base fields can be overridden by keyword.
         """
         for name in BASE_FIELDS:
             if name not in fields_of_new:
@@ -54,7 +54,7 @@ class Batch(Fields):
 
     @classmethod
     def extend(cls: type[B], src: Any, **fields_of_new: Any) -> B:
-        """Make a batch of this type from all fields of `src`, an instance of a parent type, and the given ones.
+        """Make a batch of this type from all fields of `src`, an instance of a parent type, and the given fields.
 
         Raises:
             TypeError: `src` is not an instance of a parent type of this one.
@@ -63,22 +63,22 @@ class Batch(Fields):
 
     @classmethod
     def from_samples(cls: type[B], samples: Sequence[Any], **fields_of_new: Any) -> B:
-        """Make a batch from samples that have this type's fields: arrays are padded and stacked, all else is listed.
+        """Make a batch from samples with this type's fields: arrays are padded and stacked, other values become lists.
 
-        Numpy scalars count as arrays without dimensions; dictionaries of arrays are listed.
-        The base fields keep one entry a sample (`__subflavors__` too), except `__sources__`, which is flattened.
-        Fields with a default that the samples lack keep the default.
+        Numpy scalars count as arrays without dimensions; dictionaries of arrays become lists. Base fields keep one
+        entry per sample (also `__subflavors__`), except `__sources__`, which is flattened. Fields that the samples lack
+        keep their default.
 
         Args:
             samples: Samples of one type, at least one.
-            **fields_of_new: Fields of the batch that are not to be made from the samples.
+            **fields_of_new: Fields of the batch that are not made from the samples.
 
         Raises:
-            TypeError: The samples lack a field that has no default.
-            ValueError: There are no samples, or arrays of one field do not stack.
+            TypeError: The samples lack a field without a default.
+            ValueError: There are no samples, or arrays of one field cannot be stacked.
         """
         if not samples:
-            raise ValueError(f"{cls.__name__}.from_samples: there are no samples")
+            raise ValueError(f"{cls.__name__}.from_samples: got no samples, expected at least one")
         made = dict(fields_of_new)
         for field in fields(cls):
             name = field.name
@@ -98,7 +98,7 @@ def _require_default(cls: type, field: Field[Any], sample: Any) -> None:
     if field.default is MISSING and field.default_factory is MISSING:
         raise TypeError(
             f"{cls.__name__}.from_samples: {type(sample).__name__} has no field {field.name!r}; "
-            f"pass {field.name}=… or give it a default"
+            f"pass {field.name}=… or give the field a default"
         )
 
 
@@ -116,7 +116,7 @@ _BASE: dict[str, Callable[[list[Any]], Any]] = {
     "__subflavors__": _unless_none,
     "__sources__": _flat,
 }
-"""Makes the field of a batch from the column of a base field; None: the field keeps its default."""
+"""Makes a field of a batch from the column of a base field; None keeps the field's default."""
 
 
 register_type(Batch)

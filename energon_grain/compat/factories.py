@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets, JSONL files and joins by class, as programs and `dataset.yaml` files name them that are Energon's.
+"""Datasets, JSONL files and joins as classes, for programs and `dataset.yaml` files written for Energon.
 
-An object of these classes describes one split part of one dataset and how its samples are made, whatever the dataset's
-own `dataset.yaml` says; `build` gives the dataset node. Without such a wish `get_train_dataset` is simpler.
+An object of these classes describes one split part of a dataset and how its samples are made, regardless of the
+dataset's own `dataset.yaml`; `build` returns the dataset node. If none of this is needed, `get_train_dataset` is
+simpler.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ ShowProgress = Callable[..., Iterable[Any]]
 _DECODER = SampleDecoder()
 
 
-def _unseen(elements: Iterable[Any], length: int) -> Iterable[Any]:
+def _without_display(elements: Iterable[Any], length: int) -> Iterable[Any]:
     del length
     return elements
 
 
 @contextlib.contextmanager
 def _shown(progress_fn: ShowProgress) -> Generator[Callable[[PrepareProgress], None]]:
-    """What a `prepare` tells its progress to, so that `progress_fn` shows it, and is let come to its end."""
+    """Return a progress callback that drives `progress_fn`, and exhaust the latter at the end."""
     ticks: Iterator[Any] = iter(())
     shown = -1
 
@@ -81,7 +82,7 @@ def _shown(progress_fn: ShowProgress) -> Generator[Callable[[PrepareProgress], N
 
 
 class _Ordered(Generic[T_sample]):
-    """What all of them have: samples in an order, which the dataset that `build` gives reads them in."""
+    """Common base: samples in an order, which the dataset from `build` reads."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class _Ordered(Generic[T_sample]):
         self.subset = None if subset is None else Subset.parse(subset)
 
     def build(self, worker_rotation_offset: int = 0) -> LeafDataset | JoinedLeafDataset:
-        """The dataset node.
+        """Return the dataset node.
 
         Args:
             worker_rotation_offset: Accepted for compatibility: workers do not own samples.
@@ -109,17 +110,17 @@ class _Ordered(Generic[T_sample]):
         raise NotImplementedError
 
     def __len__(self) -> int:
-        """Samples of one pass, without those that are excluded or outside of the subset. Opens the index, or joins."""
+        """Samples of one pass, without those that are excluded or outside the subset. Opens the index, or joins."""
         return len(self.build().resolve().source)
 
     def __bool__(self) -> bool:
         return True
 
     def __getitem__(self, index: Any) -> NoReturn:
-        raise TypeError(f"{self} describes samples and has none: its `build()` gives the dataset, which a loader reads")
+        raise TypeError(f"{self} is a description without samples: pass the dataset from its `build()` to a loader")
 
     def config(self) -> dict[str, Any]:
-        """What describes it in logs; JSON-native."""
+        """Return a description for logs; JSON-native."""
         return {
             "type": type(self).__qualname__,
             "training": self.training,
@@ -131,16 +132,16 @@ class _Ordered(Generic[T_sample]):
 
 
 class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
-    """One split part of a prepared dataset. A subclass says in `load_sample` what a sample is made of.
+    """One split part of a prepared dataset. Subclasses make a sample in `load_sample`.
 
     Args:
         path: The dataset's folder.
         split_part: The part to read.
         training: Whether samples are shuffled.
-        worker_config: Of the dataset that is built.
-        shuffle_over_epochs: Passes that are shuffled as one; -1: draw with replacement; None: keep order.
-        parallel_shard_iters: As in `get_train_dataset`, and so is `max_samples_per_sequence`.
-        subset: Range of samples, `[start, end]` in numbers or percent.
+        worker_config: Configuration of the built dataset.
+        shuffle_over_epochs: Passes that are shuffled together; -1: draw with replacement; None: keep order.
+        parallel_shard_iters: See `get_train_dataset`, also for `max_samples_per_sequence`.
+        subset: Range of samples, `[start, end]`, in numbers or percent.
         split_config: Name of another `split.yaml`.
         part_filter: Names of the parts to read, or a predicate; None: all.
     """
@@ -163,8 +164,8 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
     ) -> None:
         if isinstance(part_filter, str):
             raise ConfigError(
-                f"{type(self).__name__}(part_filter={part_filter!r}): expected names of parts, or a function; code "
-                f"beside the data is not run"
+                f"{type(self).__name__}(part_filter={part_filter!r}): expected part names, or a function; code next to "
+                f"the data does not run"
             )
         super().__init__(
             training=training,
@@ -182,28 +183,28 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
 
     @property
     def paths(self) -> list[str]:
-        """The dataset's folder, in a list."""
+        """The dataset's folder, as a list."""
         return [self.path]
 
     def load_sample(self, sample: Any) -> T_sample:
-        """Make a sample of a crude one: a dictionary of `__key__` and the other base fields, and the parts as bytes.
+        """Make a sample from a crude one: a dictionary of `__key__`, the other base fields, and the parts as bytes.
 
-        It may run in several threads at once.
+        May run in several threads at once.
         """
-        raise NotImplementedError(f"{type(self).__name__}.load_sample: a subclass says how samples are made")
+        raise NotImplementedError(f"{type(self).__name__}.load_sample: a subclass must make the samples")
 
     def definition(self) -> SampleDefinition:
-        """How samples are made.
+        """Return how samples are made.
 
         Raises:
-            ConfigError: Nobody says it.
+            ConfigError: `load_sample` is not overridden.
         """
         if type(self).load_sample is BaseWebdatasetFactory.load_sample:
-            raise ConfigError(f"{type(self).__name__} has no load_sample, which says how samples are made; write one")
+            raise ConfigError(f"{type(self).__name__} has no load_sample, which makes the samples: implement it")
         return SampleDefinition(sample_type=self.__sample_type__, load=self.load_sample, part_filter=self.part_filter)
 
     def build(self, worker_rotation_offset: int = 0) -> LeafDataset:
-        """The dataset node. Workers do not own samples, so that there is nothing to rotate."""
+        """Return the dataset node. Workers do not own samples, so there is nothing to rotate."""
         del worker_rotation_offset
         return LeafDataset(
             worker_config=self.worker_config,
@@ -229,36 +230,35 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
         split_parts_patterns: Sequence[tuple[str, str]] | None = None,
         split_config: str = DEFAULT_SPLIT_CONFIG,
         shuffle_seed: int | None = 42,
-        progress_fn: ShowProgress = _unseen,
+        progress_fn: ShowProgress = _without_display,
         workers: int = 32,
         tar_index_only: bool = False,
         media_filter: Any = None,
         fix_duplicates: bool = False,
         index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
     ) -> set[str]:
-        """Index tar files and write splits, but no `dataset.yaml`. What is prepared already is replaced.
+        """Index tar files and write splits, but no `dataset.yaml`. An existing preparation is replaced.
 
         Args:
             parent_path: The dataset folder, or its URL.
             paths: Paths of the tar files relative to it; braces expand (`parts/data-{0..9}.tar`).
             split_parts_ratio: (name, share) of each split part.
-            split_parts_patterns: (name, pattern) of each, instead.
-            split_config: Name of the split file to write in `.nv-meta`, YAML or JSON by its ending.
-            shuffle_seed: The shards are shuffled by it before they are split; None: they are not.
-            progress_fn: Called with an iterable and its length; passes its elements on and shows how far it is.
-            workers: Processes at most; 0: none.
-            tar_index_only: Write only the indices of a prepared dataset anew.
-            media_filter: Which parts are looked at for metadata of media: a `MediaFilterConfig`.
-            fix_duplicates: Where tars have a key in common, put the path of its tar before each member's name, in all
-                of them; see `prepare_dataset`.
-            index_sqlite_tmp_path: Of a dataset in an object store: the file of this machine in which `index.sqlite` is
-                made.
+            split_parts_patterns: (name, pattern) of each split part; replaces the ratio.
+            split_config: Name of the split file to write in `.nv-meta`, YAML or JSON by its extension.
+            shuffle_seed: Seed for shuffling the shards before the split; None: no shuffling.
+            progress_fn: Called with an iterable and its length; yields its elements and shows the progress.
+            workers: Maximum number of processes; 0: none.
+            tar_index_only: Only rewrite the indexes of a prepared dataset.
+            media_filter: Parts whose media metadata are collected: a `MediaFilterConfig`.
+            fix_duplicates: If tars share keys, prefix every member name with the path of its tar, in all tars; see
+                `prepare_dataset`.
+            index_sqlite_tmp_path: For a dataset in an object store: the local file in which `index.sqlite` is built.
 
         Returns:
             Names of the parts.
 
         Raises:
-            EnergonGrainError: As in `prepare_dataset`.
+            EnergonGrainError: See `prepare_dataset`.
         """
         patterns: dict[str, list[str]] = {}
         for part, pattern in split_parts_patterns or ():
@@ -288,21 +288,21 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
         *,
         media_filter: Any,
         workers: int = 32,
-        progress_fn: ShowProgress = _unseen,
+        progress_fn: ShowProgress = _without_display,
         index_sqlite_tmp_path: str | os.PathLike[str] | None = None,
     ) -> int:
-        """Add metadata of media to the index of a prepared dataset, or gather them anew.
+        """Add media metadata to the index of a prepared dataset, or collect them again.
 
         Args:
             parent_path: The dataset folder, or its URL.
-            media_filter: Which parts are looked at: a `MediaFilterConfig`.
-            workers: As in `prepare_dataset`, and so are the others.
+            media_filter: Parts to inspect: a `MediaFilterConfig`.
+            workers: See `prepare_dataset`, also for the other arguments.
 
         Returns:
-            How many parts are media of which something is known now.
+            Number of media parts with metadata.
 
         Raises:
-            EnergonGrainError: As in `prepare_media`.
+            EnergonGrainError: See `prepare_media`.
         """
         with _shown(progress_fn) as show:
             report = prepare_media(
@@ -316,19 +316,19 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
         return report.media.found
 
     def as_file_store(self) -> FileStore[bytes]:
-        """The whole dataset by the names of its files, undecoded."""
+        """Return the whole dataset by file name, undecoded."""
         return open_primary(self.path, None)
 
     def config(self) -> dict[str, Any]:
-        """What describes it in logs; JSON-native."""
-        said = {"_path": self.path, "split_part": self.split_part, "subflavors": dict(self.subflavors)}
-        return {**super().config(), **said}
+        """Return a description for logs; JSON-native."""
+        own = {"_path": self.path, "split_part": self.split_part, "subflavors": dict(self.subflavors)}
+        return {**super().config(), **own}
 
     def __str__(self) -> str:
         return f"{type(self).__name__}(path={self.path})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # `load_sample` goes to worker processes; a configuration may hold what cannot.
+        # `load_sample` is sent to worker processes, but a configuration may hold objects that cannot be pickled.
         return {**vars(self), "worker_config": None}
 
 
@@ -336,14 +336,14 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
     """A dataset of samples of the class's `__sample_type__`, whose fields are parts as bytes.
 
     Args:
-        path: As in `BaseWebdatasetFactory`, and so are `kwargs`.
+        path: See `BaseWebdatasetFactory`, also for `kwargs`.
         subflavors: Tags of every sample.
         field_map: Expression for each field of the type.
-        sample_loader: In place of a field map: makes the fields of a crude sample.
-        part_filter: Parts that the loader needs; it goes with that.
+        sample_loader: Replaces a field map: makes the fields from a crude sample.
+        part_filter: Parts that the loader needs; required with `sample_loader`.
 
     Raises:
-        ConfigError: Not exactly one of `field_map` and `sample_loader` is given, or the class has no sample type.
+        ConfigError: Not exactly one of `field_map` and `sample_loader` is set, or the class has no sample type.
         FieldMapError: The field map does not fit the type.
     """
 
@@ -362,19 +362,19 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
         super().__init__(path, part_filter=part_filter, **kwargs)
         name = type(self).__name__
         if self.__sample_type__ is None:
-            raise ConfigError(f"{name} has no `__sample_type__`; name one in the class, or use the factory of a type")
+            raise ConfigError(f"{name} has no `__sample_type__`: set one in the class, or use the factory of a type")
         if isinstance(sample_loader, str):
             raise ConfigError(
-                f"{name}(sample_loader={sample_loader!r}): code beside the data is not run; pass a function"
+                f"{name}(sample_loader={sample_loader!r}): code next to the data does not run; pass a function"
             )
         if (field_map is None) == (sample_loader is None) or (sample_loader is None) != (part_filter is None):
-            raise ConfigError(f"{name}: give either `field_map`, or `sample_loader` with `part_filter`")
+            raise ConfigError(f"{name}: set either `field_map`, or `sample_loader` with `part_filter`")
         self.subflavors = dict(subflavors or {})
         self._field_map = None if field_map is None else FieldMap.parse(field_map, self.__sample_type__, where=name)
         self._sample_loader = sample_loader
 
     def load_sample(self, sample: Any) -> T_sample:
-        """Make a sample of a crude one by the field map or the sample loader."""
+        """Make a sample from a crude one with the field map or the sample loader."""
         if self._field_map is not None:
             fields: Mapping[str, Any] = self._field_map.evaluate(sample)
         else:
@@ -388,7 +388,7 @@ class DefaultGenericWebdatasetFactory(BaseWebdatasetFactory[T_sample]):
         return None
 
     def definition(self) -> SampleDefinition:
-        """How samples are made: column by column, unless the class or the program brings code for it."""
+        """Return how samples are made: by column, unless the class or the program has code for it."""
         own = type(self).load_sample.__module__ != __name__
         if own or self._field_map is None:
             return super().definition()
@@ -399,8 +399,8 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T_sample])
     """A dataset of samples of the class's `__sample_type__`, whose fields are decoded parts.
 
     Args:
-        path: As in `DefaultGenericWebdatasetFactory`, and so are `kwargs`.
-        decoder: Decodes the parts; None leaves them bytes.
+        path: See `DefaultGenericWebdatasetFactory`, also for `kwargs`.
+        decoder: Decodes the parts; None keeps them as bytes.
     """
 
     _takes: ClassVar[tuple[str, ...]] = ("subflavors", "decoder")
@@ -412,14 +412,14 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T_sample])
         super().__init__(path, **kwargs)
 
     def load_sample(self, sample: Any) -> T_sample:
-        """Decode the parts of a crude sample and make a sample of it."""
+        """Decode the parts of a crude sample and make a typed sample."""
         return super().load_sample(sample if self.decoder is None else CrudeSample(self.decoder(sample)))
 
     def _decoder(self) -> SampleDecoder | None:
         return self.decoder
 
     def config(self) -> dict[str, Any]:
-        """What describes it in logs; JSON-native."""
+        """Return a description for logs; JSON-native."""
         return {**super().config(), "decoder": None if self.decoder is None else self.decoder.config()}
 
 
@@ -427,13 +427,13 @@ class StandardWebdatasetFactory(DefaultDecoderWebdatasetFactory[T_sample]):
     """A dataset of samples of any type.
 
     Args:
-        path: As in `DefaultDecoderWebdatasetFactory`, and so are `kwargs`.
-        sample_type: The type, derived from `Sample`.
+        path: See `DefaultDecoderWebdatasetFactory`, also for `kwargs`.
+        sample_type: The type, a subclass of `Sample`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, sample_type: type[T_sample], **kwargs: Any) -> None:
         if not issubclass(sample_type, Sample):
-            raise ConfigError(f"sample_type={sample_type.__qualname__}: expected a class derived from Sample")
+            raise ConfigError(f"sample_type={sample_type.__qualname__}: expected a subclass of Sample")
         self.__sample_type__ = sample_type
         super().__init__(path, **kwargs)
 
@@ -442,8 +442,8 @@ class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
     """A dataset of crude samples: dictionaries of decoded parts.
 
     Args:
-        path: As in `DefaultDecoderWebdatasetFactory`, and so are `kwargs`, but for `field_map` and `sample_loader`.
-        part_filter: Names of the parts to read, or a predicate; default: all.
+        path: See `DefaultDecoderWebdatasetFactory`, also for `kwargs`, except `field_map` and `sample_loader`.
+        part_filter: Names of the parts to read, or a predicate. Default: all.
     """
 
     _crude: ClassVar[bool] = True
@@ -452,8 +452,8 @@ class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
     def __init__(self, path: str | os.PathLike[str], *, part_filter: Parts | None = None, **kwargs: Any) -> None:
         for name in ("sample_loader", "field_map"):
             if kwargs.get(name) is not None:
-                raise ConfigError(f"{type(self).__name__}({name}=…): crude samples are not loaded, but cooked")
-        kwargs |= {"sample_loader": _itself, "field_map": None}
+                raise ConfigError(f"{type(self).__name__}({name}=…): crude samples are cooked; remove {name}")
+        kwargs |= {"sample_loader": _unchanged, "field_map": None}
         super().__init__(path, part_filter=_every_part if part_filter is None else part_filter, **kwargs)
 
     def load_sample(self, sample: Any) -> CrudeSample:
@@ -461,12 +461,12 @@ class CrudeWebdataset(DefaultDecoderWebdatasetFactory[CrudeSample]):
         return sample if self.decoder is None else CrudeSample(self.decoder(sample))
 
     def definition(self) -> SampleDefinition:
-        """How samples are made: not at all, unless a subclass does it."""
+        """Return how samples are made: they stay crude, unless a subclass changes them."""
         load = None if type(self).load_sample is CrudeWebdataset.load_sample else self.load_sample
         return SampleDefinition(load=load, decoder=self.decoder, part_filter=self.part_filter)
 
 
-def _itself(sample: Any) -> Any:
+def _unchanged(sample: Any) -> Any:
     return sample
 
 
@@ -475,9 +475,9 @@ def _every_part(part: str) -> bool:
 
 
 def _factory_of(sample_type: type[T_sample]) -> type[DefaultDecoderWebdatasetFactory[T_sample]]:
-    """The factory that is named after a sample type."""
+    """Return the factory named after a sample type."""
     members = {
-        "__doc__": f"A dataset of `{sample_type.__name__}`s; otherwise as `DefaultDecoderWebdatasetFactory`.",
+        "__doc__": f"A dataset of `{sample_type.__name__}`s. See `DefaultDecoderWebdatasetFactory`.",
         "__module__": __name__,
         "__sample_type__": sample_type,
     }
@@ -500,12 +500,12 @@ VidQAWebdataset = _factory_of(VidQASample)
 
 
 class CrudeJsonlDatasetFactory(BaseWebdatasetFactory[CrudeSample]):
-    """The samples of a JSONL file, crude, with the line as bytes in `json`.
+    """The crude samples of a JSONL file, with the line as bytes in `json`.
 
     Args:
         path: The file, whose name ends in `.jsonl`.
-        training: As in `BaseWebdatasetFactory`, and so are the others.
-        part_filter: See there; the one part is `json`.
+        training: See `BaseWebdatasetFactory`, also for the other arguments.
+        part_filter: See there; the only part is `json`.
     """
 
     __sample_type__ = CrudeSample
@@ -524,7 +524,7 @@ class CrudeJsonlDatasetFactory(BaseWebdatasetFactory[CrudeSample]):
     ) -> None:
         super().__init__(
             path,
-            split_part="train",  # a JSONL file has no splits, but orders are keyed by one
+            split_part="train",  # a JSONL file has no splits, but the split part keys its order
             training=training,
             worker_config=worker_config,
             shuffle_over_epochs=shuffle_over_epochs,
@@ -535,38 +535,38 @@ class CrudeJsonlDatasetFactory(BaseWebdatasetFactory[CrudeSample]):
         )
 
     def load_sample(self, sample: Any) -> CrudeSample:
-        """Make a sample of a crude one: it stays as it is, unless a subclass changes it."""
+        """Make a sample from a crude one: returns it, unless a subclass changes it."""
         return sample
 
     def definition(self) -> SampleDefinition:
-        """How samples are made: not at all, unless a subclass does it."""
+        """Return how samples are made: they stay crude, unless a subclass changes them."""
         load = None if type(self).load_sample is CrudeJsonlDatasetFactory.load_sample else self.load_sample
         return SampleDefinition(load=load, part_filter=self.part_filter)
 
     @staticmethod
     def prepare_dataset(path: str | os.PathLike[str]) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Write the index of the file, and return how many samples it has.
+        """Write the index of the file and return its number of samples.
 
         Raises:
-            ConfigError: It is of a kind that has no index.
+            ConfigError: Data of this kind have no index.
             DatasetNotFoundError: It does not exist.
-            DecodingError: Lines hold no JSON object.
+            DecodingError: A line is not a JSON object.
             EmptyDatasetError: It has no sample.
         """
         location = located(path)
         kind = kind_at(location)
         if kind.index is None:
-            raise ConfigError(f"{location}: is {kind.described}, which is not indexed")
+            raise ConfigError(f"{location}: is {kind.described}, which needs no index")
         return kind.index(location, lambda *_: None).samples
 
 
 class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
-    """The samples of a JSONL file, crude, with what the line says in `json`.
+    """The crude samples of a JSONL file, with the decoded line in `json`.
 
     Args:
-        path: As in `CrudeJsonlDatasetFactory`, and so are `kwargs`.
+        path: See `CrudeJsonlDatasetFactory`, also for `kwargs`.
         subflavors: Tags of every sample.
-        **kwargs: See there. A `decoder` is accepted and not asked: JSON is decoded in one way only.
+        **kwargs: See there. A `decoder` is accepted and ignored: JSON is always decoded the same way.
     """
 
     def __init__(
@@ -577,7 +577,7 @@ class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
         self.subflavors = dict(subflavors or {})
 
     def definition(self) -> SampleDefinition:
-        """How samples are made: the line is decoded."""
+        """Return how samples are made: the line is decoded."""
         load = None if type(self).load_sample is CrudeJsonlDatasetFactory.load_sample else self._decode_and_load
         return SampleDefinition(load=load, decoder=None if load else _DECODER, part_filter=self.part_filter)
 
@@ -586,22 +586,22 @@ class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
 
 
 class JoinedWebdatasetFactory(_Ordered[T_sample]):
-    """Datasets joined by the keys of their samples, as `join:` in a metadataset joins them.
+    """Datasets joined by the keys of their samples, like `join:` in a metadataset.
 
-    The join is made when it is used, which is refused for more than a million samples: write a metadataset for those.
+    The join is computed on use, for at most a million samples: write a metadataset for larger joins.
 
     Args:
-        inner_datasets: The primary, and the others; a mapping gives the joiner its samples by name.
-        training: As in `BaseWebdatasetFactory`, and so are the others that are not listed here.
-        shuffle_over_epochs: See there; of the joined samples.
+        inner_datasets: The primary, and the others; with a mapping, the joiner receives its samples by name.
+        training: See `BaseWebdatasetFactory`, also for the arguments that are not listed here.
+        shuffle_over_epochs: See there; applies to the joined samples.
         subset: Range of the joined samples.
         join_index: Accepted for compatibility.
-        joiner: A sample type, whose `from_joined` makes the samples, or a function that does.
-        nonmatch: What becomes of keys of the primary that another dataset lacks: an "error", "skip" the sample, or
-            "none" in its place.
+        joiner: A sample type whose `from_joined` makes the samples, or a function that does.
+        nonmatch: Handling of keys of the primary that another dataset lacks: raise an "error", "skip" the sample, or
+            use "none" in its place.
 
     Raises:
-        ConfigError: There are not two datasets.
+        ConfigError: There are fewer than two datasets.
     """
 
     def __init__(
@@ -628,7 +628,7 @@ class JoinedWebdatasetFactory(_Ordered[T_sample]):
             subset=subset,
         )
         if len(inner_datasets) < 2:
-            raise ConfigError(f"JoinedWebdatasetFactory: at least two datasets are joined, not {len(inner_datasets)}")
+            raise ConfigError(f"JoinedWebdatasetFactory: expected at least two datasets, got {len(inner_datasets)}")
         if isinstance(inner_datasets, Mapping):
             self.inner_dataset_keys: list[str] | None = list(inner_datasets)
             self.inner_datasets = list(inner_datasets.values())
@@ -644,10 +644,10 @@ class JoinedWebdatasetFactory(_Ordered[T_sample]):
         return [inner.path for inner in self.inner_datasets]
 
     def build(self, worker_rotation_offset: int = 0) -> JoinedLeafDataset:
-        """The dataset node. Workers do not own samples, so that there is nothing to rotate."""
+        """Return the dataset node. Workers do not own samples, so there is nothing to rotate."""
         del worker_rotation_offset
         names = self.inner_dataset_keys or [None] * len(self.inner_datasets)
-        # Rows are ordered and cut, not the datasets that they are made of; how, the primary says.
+        # Rows are ordered and cut, not the joined datasets; the primary leaf holds the order.
         leaves = [
             dataclasses.replace(inner.build(), written=Path(without_revision(inner.path)).name, subset=None)
             for inner in self.inner_datasets
@@ -671,7 +671,7 @@ class JoinedWebdatasetFactory(_Ordered[T_sample]):
         )
 
     def config(self) -> dict[str, Any]:
-        """What describes it in logs; JSON-native."""
+        """Return a description for logs; JSON-native."""
         return {**super().config(), "joined_datasets": [inner.config() for inner in self.inner_datasets]}
 
     def __str__(self) -> str:
@@ -682,4 +682,4 @@ def _expand(path: str) -> Iterable[str]:
     try:
         return expand_braces(path)
     except ValueError as error:
-        raise ConfigError(f"{path!r}: {error}. A brace that belongs to the name is written \\{{.") from error
+        raise ConfigError(f"{path!r}: {error}. Write a brace in a file name as \\{{.") from error

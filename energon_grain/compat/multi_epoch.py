@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets that know which epoch they are asked for: what they are indexed with, and what they promise.
+"""Map-style datasets that are indexed by epoch and sample.
 
-The names are those of BioNeMo's `bionemo.core.data.multi_epoch_dataset`. A `SizedDataset` is any map-style dataset; a
-`MultiEpochDatasetWrapper` makes a `MultiEpochDataset` of it, with augmentations that differ from epoch to epoch; a
-`MultiEpochLeaf` is one of a leaf of ours; a
-`MultiEpochDatasetResampler` lays many epochs out as one long map-style dataset, each epoch in an order of its own.
+The names are those of BioNeMo's `bionemo.core.data.multi_epoch_dataset`. A `SizedDataset` is any map-style dataset. A
+`MultiEpochDatasetWrapper` turns it into a `MultiEpochDataset`, with augmentations that differ by epoch. A
+`MultiEpochLeaf` is the `MultiEpochDataset` of a leaf. A `MultiEpochDatasetResampler` concatenates many epochs into one
+long map-style dataset, where each epoch has its own order.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from energon_grain.watch.statistics import Statistics
 T = TypeVar("T")
 U_co = TypeVar("U_co", covariant=True)
 SampleT_co = TypeVar("SampleT_co", covariant=True)
-_STRETCH = 512
-"""Places of an epoch whose order is computed together when samples are asked for one by one: as fast as one place."""
+_RUN = 512
+"""Positions of an epoch whose order is computed together when samples are read one by one, at the cost of one."""
 
 Int64Array = npt.NDArray[np.int64]
 
 
 class EpochIndex(NamedTuple):
-    """Which sample of a dataset, and in which epoch; both count from 0."""
+    """A sample of a dataset, and its epoch; both count from 0."""
 
     epoch: int
     """Pass over the dataset."""
     idx: int
-    """Index in the dataset, whatever the order of the epoch."""
+    """Index in the dataset, regardless of the order of the epoch."""
 
 
 class SizedDataset(Protocol[SampleT_co]):
     """A map-style dataset: a length, and equal samples for equal indices.
 
-    If it has `__getitems__(list of indices)` too, batches are read with it.
+    If it also has `__getitems__(list of indices)`, batches are read with it.
     """
 
     def __getitem__(self, index: int, /) -> SampleT_co: ...
@@ -66,9 +66,9 @@ class SizedDataset(Protocol[SampleT_co]):
 
 
 class MultiEpochDataset(Protocol[SampleT_co]):
-    """A dataset of `len` samples that is indexed by (epoch, idx). Equal indices give equal samples, in every process.
+    """A dataset of `len` samples, indexed by (epoch, idx). Equal indices return equal samples in every process.
 
-    If it has `__getitems__(list of EpochIndex)` too, batches are read with it.
+    If it also has `__getitems__(list of EpochIndex)`, batches are read with it.
     """
 
     def __getitem__(self, index: EpochIndex, /) -> SampleT_co: ...
@@ -78,18 +78,18 @@ class MultiEpochDataset(Protocol[SampleT_co]):
 
 @dataclass
 class MultiEpochDatasetWrapper(ABC, Generic[T, U_co]):
-    """Makes a `MultiEpochDataset` of a map-style dataset: override `apply_transform`.
+    """Turns a map-style dataset into a `MultiEpochDataset`: override `apply_transform`.
 
-    `dataset[i]` must not depend on chance or on what was read before: whatever does belongs into `apply_transform`,
-    with random numbers from `self.rng(index)`.
+    `dataset[i]` must not depend on chance or on earlier reads. Anything random belongs in `apply_transform`, with
+    random numbers from `self.rng(index)`.
 
-    Where the dataset has None (a sample of ours that does not decode), None is given on and `apply_transform` is not
-    called; Grain leaves such elements out.
+    If the dataset returns None (for a sample that cannot be decoded), None is returned without `apply_transform`; Grain
+    skips such elements.
 
     Attributes:
-        dataset: Anything with `len` and `[i]`, or a source with `read(indices)`, as `WebDatasetSource` is. Batches are
-            read by `__getitems__` or `read` where there is one, else one by one.
-        seed: Of the random numbers in `apply_transform`, not of the order.
+        dataset: Any object with `len` and `[i]`, or a source with `read(indices)`, such as `WebDatasetSource`. Batches
+            are read with `__getitems__` or `read` if available, otherwise one by one.
+        seed: Seed of the random numbers in `apply_transform`, not of the order.
     """
 
     dataset: SizedDataset[T] | Source
@@ -97,29 +97,29 @@ class MultiEpochDatasetWrapper(ABC, Generic[T, U_co]):
 
     @abstractmethod
     def apply_transform(self, sample: T, index: EpochIndex) -> U_co:
-        """Make what the epoch trains on of a sample. Equal arguments must give equal results, in every process."""
+        """Make the training sample of an epoch. Equal arguments must return equal results in every process."""
 
     def random_seed(self, index: EpochIndex) -> int:
-        """A number in [0, 2**63) that is a hash of (`seed`, epoch, idx), for generators of another framework."""
+        """Return a number in [0, 2**63): a hash of (`seed`, epoch, idx), for generators of other frameworks."""
         return fold(self.seed, "apply_transform", index.epoch, index.idx) >> 1
 
     def rng(self, index: EpochIndex) -> np.random.Generator:
-        """A new generator that depends on (`seed`, epoch, idx) alone."""
+        """Return a new generator that depends only on (`seed`, epoch, idx)."""
         return np.random.Generator(np.random.Philox(key=self.random_seed(index)))
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: EpochIndex) -> U_co:
-        """One sample, transformed. Raises as `__getitems__` does."""
+        """Return one transformed sample. Raises the errors of `__getitems__`."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[EpochIndex]) -> list[U_co]:
-        """Samples in the order asked for, transformed.
+        """Return the transformed samples at the indices, in order.
 
         Raises:
             TypeError: An index is not a pair of epoch and idx.
-            IndexError: An epoch or an idx is negative; or the dataset has no such sample, as far as it says so.
+            IndexError: An epoch or idx is negative, or the dataset raises it for a missing sample.
         """
         pairs = [epoch_index(index) for index in indices]
         samples = _read(self.dataset, [pair.idx for pair in pairs])
@@ -131,28 +131,28 @@ class MultiEpochDatasetWrapper(ABC, Generic[T, U_co]):
 
 
 class IdentityMultiEpochDatasetWrapper(MultiEpochDatasetWrapper[T, T]):
-    """Gives the samples of a dataset as they are, in every epoch."""
+    """Returns the samples of a dataset unchanged in every epoch."""
 
     def apply_transform(self, sample: T, index: EpochIndex) -> T:
-        """The sample itself."""
+        """Return the sample."""
         return sample
 
 
 def epoch_index(index: Any) -> EpochIndex:
-    """The index, checked. Raises TypeError if it is not a pair, and IndexError if a number in it is negative."""
+    """Check an index. Raises TypeError if it is not a pair, and IndexError if a number in it is negative."""
     if not isinstance(index, tuple) or len(index) != 2:  # pyright: ignore[reportUnknownArgumentType]
         raise TypeError(
-            f"index {index!r}: a multi-epoch dataset is indexed by EpochIndex(epoch, idx); for plain numbers put a "
-            f"MultiEpochDatasetResampler around it"
+            f"index {index!r}: a multi-epoch dataset is indexed by EpochIndex(epoch, idx); for plain numbers wrap it "
+            f"in a MultiEpochDatasetResampler"
         )
     pair = index if isinstance(index, EpochIndex) else EpochIndex(*index)
     if pair.epoch < 0 or pair.idx < 0:
-        raise IndexError(f"{pair}: epochs and indices count from 0, there is no counting from the end")
+        raise IndexError(f"{pair}: epochs and indices count from 0, negative numbers are not supported")
     return pair
 
 
 def _read(dataset: Any, indices: list[int]) -> Sequence[Any]:
-    """Samples of a map-style dataset or of a source, in one call where it can."""
+    """Read samples of a map-style dataset or of a source, in one call if possible."""
     read_many: Any = getattr(dataset, "__getitems__", None)
     if callable(read_many):
         return list(read_many(indices))  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def _read(dataset: Any, indices: list[int]) -> Sequence[Any]:
 
 
 class LeafSamples:
-    """Samples of one leaf by their numbers, made when they are asked for. Thread-safe."""
+    """Samples of one leaf by number, made on request. Thread-safe."""
 
     def _open_leaf(self, dataset: SavableDataset, spec: StreamSpec, number: int) -> None:
         self._number = number
@@ -176,7 +176,7 @@ class LeafSamples:
         return len(self._source)
 
     def _read(self, index: Int64Array, epoch: Int64Array) -> list[Any]:
-        """(n,) samples; None for those that were dropped."""
+        """Return (n,) samples; None for dropped ones."""
         leaf = np.full(len(index), self._number, np.int32)
         draws = Draws(leaf=leaf, child=epoch * len(self) + index, index=index, epoch=epoch)
         encoded = self._stage.run(Chunk(number=0, draws=draws, size_bytes=0))
@@ -195,27 +195,28 @@ class LeafSamples:
         return [None if type(outcome) is Dropped else outcome for outcome in encoded.outcomes]
 
     def stats(self) -> LoaderStats:
-        """What was read, what took time, and what was dropped and why, in this process."""
+        """Return counts of samples read and dropped, drop reasons, and times, of this process."""
         return self._statistics.report()
 
 
 class MultiEpochLeaf(LeafSamples):
     """A `MultiEpochDataset` of one leaf of a dataset or metadataset, decoded, cooked and encoded.
 
-    The task encoder's hooks on single samples run, with their random numbers: `self.rng` depends on (seed of the
-    dataset, leaf, epoch, idx) alone, `current_draw().epoch` is the epoch. So no wrapper is needed around it; a
-    `MultiEpochDatasetResampler` lays its epochs out. Order, weights, repetitions and limits of the dataset mean nothing
-    here; subsets and excludes do.
+    The task encoder's hooks on single samples run, with their random numbers: `self.rng` depends only on (seed of the
+    dataset, leaf, epoch, idx), and `current_draw().epoch` is the epoch. It therefore needs no wrapper; a
+    `MultiEpochDatasetResampler` concatenates its epochs. Order, weights, repetitions and limits of the dataset have no
+    effect; subsets and excludes do.
 
-    Thread-safe; pickles as its arguments. A sample that is dropped is None, is counted, and goes to the error handler.
-    Batched reads (`__getitems__`) coalesce.
+    Thread-safe; pickles as its arguments. A dropped sample is None, is counted, and is passed to the error handler.
+    Batched reads (`__getitems__`) are coalesced.
 
     Args:
-        dataset: What `get_train_dataset` or `get_val_datasets` returned, with `batch_size=None`.
-        leaf: Number of the leaf, in document order; may be left out where there is one.
+        dataset: Result of `get_train_dataset` or `get_val_datasets`, with `batch_size=None`.
+        leaf: Number of the leaf, in document order; optional for a single leaf.
 
     Raises:
-        ConfigError: The dataset batches, packs or groups, or has no such leaf, or several and none is named.
+        ConfigError: The dataset batches, packs or groups, the leaf does not exist, or `leaf` is missing and there are
+            several.
     """
 
     def __init__(self, dataset: SavableDataset, leaf: int | None = None) -> None:
@@ -228,15 +229,15 @@ class MultiEpochLeaf(LeafSamples):
         names = ["/".join(leaf.key) for leaf in spec.leaves]
         if spec.batch is not None or spec.index_map is None or spec.makers:
             raise ConfigError(
-                "a MultiEpochLeaf has single samples, and this dataset makes batches, packs or groups of them, or "
-                "samples of others: use batch_size=None, and leave out what works on more than one sample"
+                "a MultiEpochLeaf has single samples, but this dataset batches, packs, groups or generates: use "
+                "batch_size=None, and remove nodes that work on more than one sample"
             )
         known = len(names) == 1 if self._leaf is None else 0 <= self._leaf < len(names)
         if not known:
-            told = ", ".join(f"{number}: {name}" for number, name in enumerate(names[:20]))
+            listed = ", ".join(f"{number}: {name}" for number, name in enumerate(names[:20]))
             raise ConfigError(
-                f"MultiEpochLeaf(leaf={self._leaf}): the dataset has {len(names)} leaves ({told}"
-                f"{', …' if len(names) > 20 else ''}); give the number of one"
+                f"MultiEpochLeaf(leaf={self._leaf}): the dataset has {len(names)} leaves ({listed}"
+                f"{', …' if len(names) > 20 else ''}): pass the number of one as leaf="
             )
         self._open_leaf(self._dataset, spec, self._leaf or 0)
         self._name = names[self._number]
@@ -252,17 +253,18 @@ class MultiEpochLeaf(LeafSamples):
         return f"MultiEpochLeaf({self._name!r}, samples={len(self)}, content={self._source.content_id})"
 
     def __getitem__(self, index: EpochIndex) -> Any:
-        """One sample; None if it was dropped. Raises as `__getitems__` does."""
+        """Return one sample; None if it was dropped. Raises the errors of `__getitems__`."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[EpochIndex]) -> list[Any]:
-        """Samples in the order asked for; None for those that were dropped.
+        """Return the samples at the indices, in order; None for dropped ones.
 
         Raises:
             TypeError: An index is not a pair of epoch and idx.
             IndexError: An epoch is negative, or an idx is not in [0, len).
             ReadError: Bytes could not be read after retries.
-            FatalSampleError: Too many samples in a row were dropped, or a hook raised what no policy may skip.
+            FatalSampleError: Too many consecutive samples were dropped, or a hook raised an error that must not be
+            skipped.
         """
         if not indices:
             return []
@@ -273,25 +275,25 @@ class MultiEpochLeaf(LeafSamples):
 
 @dataclass(frozen=True, eq=False)
 class MultiEpochDatasetResampler(Generic[SampleT_co]):
-    """Lays the epochs of a dataset out one after the other; each is a permutation of the samples of its own.
+    """Concatenates the epochs of a dataset; each epoch is its own permutation of the samples.
 
-    Index i stands for place `i mod n` of epoch `i div n`, n the length of the dataset. With n = 3, 2 epochs and no
-    shuffling: (0, 0) (0, 1) (0, 2) (1, 0) (1, 1) (1, 2). The order is a formula in (seed, epoch): memory does not grow
-    with the number of samples or epochs, and equal indices give equal samples in every process.
+    Index i is position `i mod n` of epoch `i div n`, where n is the length of the dataset. With n = 3, 2 epochs and no
+    shuffling: (0, 0) (0, 1) (0, 2) (1, 0) (1, 1) (1, 2). The order is a formula of (seed, epoch): memory does not grow
+    with the number of samples or epochs, and equal indices return equal samples in every process.
 
     It is a map-style dataset for torch and a `grain.RandomAccessDataSource`. `__getitems__`, which torch and Grain use
-    for batches, computes the order of a batch in one go (about 0.3 µs an index); `[i]` does in runs of consecutive
-    indices, so that reading in order costs 3 µs an index and jumping about 250 µs.
+    for batches, computes the order of a batch at once (about 0.3 µs per index). `[i]` computes it in runs of
+    consecutive indices: about 3 µs per index in order, about 250 µs at random.
 
     Attributes:
-        dataset: Indexed by `EpochIndex`: a `MultiEpochDatasetWrapper`, `MultiEpochLeaf`, or anything that is.
-        num_epochs: Whole epochs; or as many as `num_samples` begins. Without either: 1.
-        num_samples: Length; the last epoch is cut short where it is no multiple of the dataset's.
-        shuffle: Whether each epoch has an order of its own; False: that of the dataset.
-        seed: Of the order: any integer.
+        dataset: Indexed by `EpochIndex`: a `MultiEpochDatasetWrapper`, a `MultiEpochLeaf`, or a similar object.
+        num_epochs: Number of epochs; with `num_samples`, the number of epochs started. Without either: 1.
+        num_samples: Length; the last epoch is cut if it is not a multiple of the dataset's length.
+        shuffle: Whether each epoch has its own order; False: the order of the dataset.
+        seed: Seed of the order: any integer.
 
     Raises:
-        ConfigError: Both numbers are given, or one is below 1 or not whole, or there would be 2**63 samples or more.
+        ConfigError: Both numbers are set, one is below 1 or not whole, or there would be 2**63 samples or more.
         EmptyDatasetError: The dataset is empty.
     """
 
@@ -306,11 +308,11 @@ class MultiEpochDatasetResampler(Generic[SampleT_co]):
     def __post_init__(self) -> None:
         size = len(self.dataset)
         if size == 0:
-            raise EmptyDatasetError(f"{type(self.dataset).__name__} has no samples, so there are none to draw")
+            raise EmptyDatasetError(f"{type(self.dataset).__name__} has no samples to draw from")
         if self.num_epochs is not None and self.num_samples is not None:
             raise ConfigError(
-                f"num_epochs={self.num_epochs} and num_samples={self.num_samples} both say how long the resampled "
-                f"dataset is: give one of them"
+                f"num_epochs={self.num_epochs} and num_samples={self.num_samples} both set the length of the resampled "
+                f"dataset: use only one of them"
             )
         if self.num_samples is None:
             epochs = _at_least_one("num_epochs", 1 if self.num_epochs is None else self.num_epochs)
@@ -320,14 +322,14 @@ class MultiEpochDatasetResampler(Generic[SampleT_co]):
             epochs = -(-samples // size)
         if samples > sys.maxsize or size > MAX_SIZE:
             raise ConfigError(
-                f"{samples} samples of a dataset of {size}: a length below 2**63 of at most 2**62 samples an epoch is "
-                f"meant; take fewer epochs"
+                f"{samples} samples of a dataset of {size}: expected a length below 2**63, of at most 2**62 samples "
+                f"per epoch: use fewer epochs"
             )
         put(self, num_epochs=epochs, num_samples=samples, seed=operator.index(self.seed))
         put(self, _size=size, _key=fold(self.seed, "resampler"))
 
     def __repr__(self) -> str:
-        # Grain compares this when it restores a state, in another process: no addresses.
+        # Grain compares this when it restores a state in another process, so it must not contain addresses.
         return (
             f"MultiEpochDatasetResampler({type(self.dataset).__name__} of {self._size}, "
             f"num_samples={self.num_samples}, shuffle={self.shuffle}, seed={self.seed})"
@@ -338,21 +340,21 @@ class MultiEpochDatasetResampler(Generic[SampleT_co]):
         return self.num_samples
 
     def __getitem__(self, index: SupportsIndex) -> SampleT_co:
-        """The sample at an index.
+        """Return the sample at an index.
 
         Raises:
-            IndexError: It is not in [0, len); there is no counting from the end.
+            IndexError: It is not in [0, len); negative indices are not supported.
         """
         return self.dataset[self.epoch_index(index)]
 
     def __getitems__(self, indices: Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]) -> list[SampleT_co]:
-        """The samples at some indices, read together where the dataset has `__getitems__`.
+        """Return the samples at the indices, read together if the dataset has `__getitems__`.
 
         Raises:
             IndexError: An index is not in [0, len).
         """
         epoch, idx = self.draw(indices)
-        # Half the time of `EpochIndex(...)`, which runs Python for each.
+        # Takes half the time of `EpochIndex(...)`, which runs Python code for each.
         drawn: list[EpochIndex] = list(
             map(tuple.__new__, repeat(EpochIndex), zip(epoch.tolist(), idx.tolist(), strict=True))
         )
@@ -361,10 +363,10 @@ class MultiEpochDatasetResampler(Generic[SampleT_co]):
             return list(read_many(drawn))  # type: ignore[arg-type]
         return [self.dataset[each] for each in drawn]
 
-    _getitems = __getitems__  # as Grain calls it
+    _getitems = __getitems__  # Grain's name
 
     def epoch_index(self, index: SupportsIndex) -> EpochIndex:
-        """What stands at an index, without reading it. Raises IndexError as `[index]` does."""
+        """Return the epoch and sample at an index, without reading it. Raises IndexError as `[index]` does."""
         number = operator.index(index)
         if not 0 <= number < len(self):
             raise self._out_of_range(number)
@@ -373,14 +375,14 @@ class MultiEpochDatasetResampler(Generic[SampleT_co]):
             return EpochIndex(epoch, place)
         key = fold_array(self._key, epoch)
         assert isinstance(key, int)
-        stretch, offset = divmod(place, _STRETCH)
-        return EpochIndex(epoch, int(_stretch_of_order(self._size, key, stretch)[offset]))
+        run, offset = divmod(place, _RUN)
+        return EpochIndex(epoch, int(_run_of_order(self._size, key, run)[offset]))
 
     def draw(self, indices: Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]) -> tuple[Int64Array, Int64Array]:
-        """What stands at some indices, without reading it.
+        """Return the epochs and samples at the indices, without reading them.
 
         Args:
-            indices: (k,) in [0, len), in any order, repeated or not.
+            indices: (k,) in [0, len), in any order, with or without duplicates.
 
         Returns:
             epoch: (k,).
@@ -388,7 +390,7 @@ class MultiEpochDatasetResampler(Generic[SampleT_co]):
 
         Raises:
             IndexError: An index is not in [0, len).
-            TypeError: An index is no integer.
+            TypeError: An index is not an integer.
         """
         number = self._checked(indices)
         if not len(number):
@@ -421,7 +423,7 @@ class MultiEpochDatasetResampler(Generic[SampleT_co]):
     def _out_of_range(self, number: int) -> IndexError:
         return IndexError(
             f"index {number}: the resampled dataset has {self.num_samples} samples ({self.num_epochs} epochs of "
-            f"{self._size}), counted from 0; there is no counting from the end"
+            f"{self._size}), counted from 0; negative indices are not supported"
         )
 
 
@@ -430,7 +432,7 @@ def _at_least_one(name: str, value: SupportsIndex) -> int:
         number = operator.index(value)
     except TypeError as error:
         raise ConfigError(
-            f"{name}={value!r}: expected a whole number; for a part of an epoch give num_samples"
+            f"{name}={value!r}: expected a whole number; for a part of an epoch use num_samples"
         ) from error
     if number < 1:
         raise ConfigError(f"{name}={number}: expected at least 1")
@@ -438,7 +440,7 @@ def _at_least_one(name: str, value: SupportsIndex) -> int:
 
 
 @lru_cache(maxsize=128)
-def _stretch_of_order(size: int, key: int, stretch: int) -> Int64Array:
-    """Images of `_STRETCH` consecutive places, or fewer at the end. 128 of them take 512 KiB a process."""
-    start = stretch * _STRETCH
-    return permute(np.arange(start, min(start + _STRETCH, size), dtype=np.int64), size, key)
+def _run_of_order(size: int, key: int, run: int) -> Int64Array:
+    """Return the images of `_RUN` consecutive positions, or fewer at the end. 128 of them take 512 KiB per process."""
+    start = run * _RUN
+    return permute(np.arange(start, min(start + _RUN, size), dtype=np.int64), size, key)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dataset nodes: small immutable descriptions of what is read and done."""
+"""Dataset nodes: small immutable descriptions of data sources and of the operations on them."""

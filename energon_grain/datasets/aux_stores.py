@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cookers read by key: the auxiliary stores of a leaf, `aux:` in a metadataset, and the leaf itself."""
+"""Stores that cookers read by key: the auxiliary stores of a leaf (`aux:` in a metadataset), and the leaf itself."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _URL = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.IGNORECA
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuxReference:
-    """A store that cookers read from by key.
+    """A store that cookers read by key.
 
     Attributes:
         kind: "webdataset" for a prepared dataset, "filesystem" for a folder of files.
         path: As written, without the protocol `filesystem`; absolute once resolved.
-        place: Where it stands, for messages.
+        place: Its position in the document, for messages.
     """
 
     kind: Literal["webdataset", "filesystem"] = "webdataset"
@@ -38,12 +38,12 @@ class AuxReference:
 
 
 def read_aux(value: Any, place: Place) -> AuxReference:
-    """Read a store in any form that it may be written in.
+    """Parse a store in any accepted form.
 
-    A prepared dataset by its path or as `path: …`; a folder of files as `filesystem://folder`,
+    A prepared dataset is written as its path or as `path: …`; a folder of files as `filesystem://folder`,
     `filesystem+s3://bucket/folder` or `fs_path: …`.
 
-    Raises ConfigError if it is none of these; says where.
+    Raises ConfigError, with the position, for anything else.
     """
     if isinstance(value, AuxReference):
         return value
@@ -54,16 +54,16 @@ def read_aux(value: Any, place: Place) -> AuxReference:
                 raise unknown(place, other, (key,))
         path = _path(value.get(key), place.at(key), "a path")
         return AuxReference(kind="webdataset" if key == "path" else "filesystem", path=path, place=place)
-    text = _path(value, place, "a path, or a mapping with `path` or `fs_path`,")
+    text = _path(value, place, "a path, or a mapping with `path` or `fs_path`")
     url = _URL.fullmatch(text)
     protocol, rest = (url["protocol"].lower(), url["rest"]) if url else ("", text)
     store, plus, inner = protocol.partition("+")
     if (plus and store != "filesystem") or "+" in inner:
-        raise wrong(place, f"{protocol}:// is not known; filesystem+<protocol>:// names a folder of files")
+        raise wrong(place, f"unknown protocol {protocol}://; for a folder of files, use filesystem+<protocol>://")
     if store != "filesystem":
         return AuxReference(path=text, place=place)
     if not rest:
-        raise wrong(place, f"{text!r} names no folder")
+        raise wrong(place, f"{text!r} has no folder: write filesystem://<folder>")
     return AuxReference(kind="filesystem", path=f"{inner}://{rest}" if inner else rest, place=place)
 
 
@@ -80,25 +80,25 @@ def open_aux(aux: Mapping[str, Any], decoder: FileStoreDecoder | None) -> dict[s
     """Open auxiliary stores.
 
     Args:
-        aux: By name: what a resolved metadataset says, or any form that one may be written in (a prepared dataset's
-            folder, `filesystem://` and a folder of files, `filesystem+s3://` and one in a store, a mapping with `path`
-            or `fs_path`), relative to the working folder.
-        decoder: Decodes what they return; None: they return bytes.
+        aux: Stores by name, from a resolved metadataset or in any accepted form: the folder of a prepared dataset,
+            `filesystem://` and a folder of files, `filesystem+s3://` and a folder in a store, or a mapping with `path`
+            or `fs_path`. Relative paths start at the working directory.
+        decoder: Decodes their values; None returns bytes.
 
     Raises:
-        ConfigError: A store's form is not known, or its URL is of no object store that can be read.
-        DatasetNotFoundError: There is no such folder, or it is not prepared.
+        ConfigError: A store has an unknown form, or its URL is of no object store that can be read.
+        DatasetNotFoundError: The folder does not exist, or is not prepared.
         ReadError: An object store cannot be reached.
     """
     return {name: _decoded(_open(read_aux(each, Place("aux", (name,)))), decoder) for name, each in aux.items()}
 
 
 def open_primary(path: str | os.PathLike[str], decoder: FileStoreDecoder | None) -> FileStore[Any]:
-    """Open the dataset of a leaf itself by key: all of its shards, whatever the leaf's split, subset and parts.
+    """Open the dataset of a leaf by key: all of its shards, regardless of the leaf's split, subset and parts.
 
     Args:
         path: The dataset's folder or file, path or URL.
-        decoder: Decodes what it returns; None: it returns bytes.
+        decoder: Decodes its values; None returns bytes.
 
     Raises:
         DatasetNotFoundError: `path` is not a prepared dataset.
@@ -107,7 +107,7 @@ def open_primary(path: str | os.PathLike[str], decoder: FileStoreDecoder | None)
 
 
 def check_aux_has_a_cooker(aux: Mapping[str, AuxReference], path: str, sample_type: type[Any] | None) -> None:
-    """Check that a leaf with auxiliary stores is crude: only cookers get them.
+    """Check that a leaf with auxiliary stores is crude, because only cookers receive the stores.
 
     Raises ConfigError if it has a sample type.
     """
@@ -115,9 +115,9 @@ def check_aux_has_a_cooker(aux: Mapping[str, AuxReference], path: str, sample_ty
         return
     place = next(iter(aux.values())).place
     raise ConfigError(
-        f"{Place(place.document, place.steps[:-1])}: {path} holds samples of type {sample_type.__name__}, and "
-        f"auxiliary stores ({', '.join(aux)}) are for the cookers of crude datasets; remove `aux`, or make the dataset "
-        f"crude (`__class__: CrudeWebdataset` in its dataset.yaml)"
+        f"{Place(place.document, place.steps[:-1])}: {path} holds samples of type {sample_type.__name__}, but "
+        f"auxiliary stores ({', '.join(aux)}) are only for the cookers of crude datasets: remove `aux`, or make the "
+        f"dataset crude (`__class__: CrudeWebdataset` in its dataset.yaml)"
     )
 
 
@@ -136,19 +136,19 @@ def _open(reference: AuxReference) -> FileStore[bytes]:
 
 
 class FileStoreDecoder(Protocol):
-    """Decodes a file by its name; a `SampleDecoder` is one."""
+    """Decodes a file by its name. `SampleDecoder` implements it."""
 
     def decode(self, fname: str, data: bytes, /) -> Any:
-        """The value of a file.
+        """Return the value of a file.
 
         Raises:
-            DecodingError: The bytes do not decode.
+            DecodingError: The bytes cannot be decoded.
         """
         ...
 
 
-class _Over(FileStore[T_co]):
-    """What lies under another store's keys, or under those that `_full` makes of a key."""
+class _Wrapper(FileStore[T_co]):
+    """A view of another store, under the same keys or under keys changed by `_full`."""
 
     inner: FileStore[Any]
 
@@ -156,23 +156,23 @@ class _Over(FileStore[T_co]):
         return key
 
     def get_path(self) -> str:
-        """Where the inner store lies."""
+        """Return the location of the inner store."""
         return self.inner.get_path()
 
     def __contains__(self, key: object) -> bool:
-        """Whether the inner store has something under a key, decodable or not."""
+        """Return whether the inner store has a key, decodable or not."""
         return isinstance(key, str) and self._full(key) in self.inner
 
     def stored(self, key: str) -> tuple[Any, SourceInfo]:
-        """As the inner store has it."""
+        """Return the stored value of the inner store."""
         return self.inner.stored(self._full(key))
 
     def _decoded_as(self, key: str) -> str:
-        """As the inner store says."""
+        """Return the name that the inner store decodes a key by."""
         return self.inner._decoded_as(self._full(key))
 
     def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
-        """As the inner store knows it."""
+        """Return the metadata of the inner store."""
         return self.inner.get_media_metadata(self._full(key))
 
     def close(self) -> None:
@@ -180,8 +180,8 @@ class _Over(FileStore[T_co]):
         self.inner.close()
 
 
-class DecodeFileStore(_Over[Any]):
-    """Decodes what another store reads, by the endings of the keys.
+class DecodeFileStore(_Wrapper[Any]):
+    """Decodes the values of another store by the extensions of their keys.
 
     Args:
         inner: Reads the bytes.
@@ -205,18 +205,18 @@ class DecodeFileStore(_Over[Any]):
         """Read and decode. See `FileStore.read`.
 
         Raises:
-            DecodingError: The bytes of a file do not decode.
+            DecodingError: The bytes of a file cannot be decoded.
         """
         found = self.inner.read_or_open(keys, getattr(self.decoder, "lazy_from", None))
         return [(self._decoded(key, data), source) for key, (data, source) in zip(keys, found, strict=True)]
 
     def decoded(self, key: str, data: Any) -> Any:
-        """Decode what the inner store has. Raises as `read` does."""
+        """Decode a value of the inner store. Raises the errors of `read`."""
         return self._decoded(key, self.inner.decoded(key, data))
 
     def _decoded(self, key: str, data: Any) -> Any:
         if isinstance(data, np.ndarray):
-            return data  # numbers of a record, which need no decoding
+            return data  # numbers of a record need no decoding
         try:
             return self.decoder.decode(self.inner._decoded_as(key), data)
         except DecodingError as error:
@@ -224,23 +224,23 @@ class DecodeFileStore(_Over[Any]):
 
 
 @dataclass(frozen=True, slots=True)
-class PrimaryFileStore(_Over[T_co]):
-    """A store in which a key that begins with a dot means that part of the current sample: `.wav` is `000012.wav`.
+class PrimaryFileStore(_Wrapper[T_co]):
+    """A store in which keys that start with a dot are parts of the current sample: `.wav` is `000012.wav`.
 
     Attributes:
         inner: The store.
-        current_key: Key of the sample that is being cooked.
+        current_key: Key of the sample being cooked.
     """
 
     inner: FileStore[T_co]
     current_key: str
 
     def read(self, keys: Sequence[str]) -> list[tuple[T_co, SourceInfo]]:
-        """Read whole names as they are, parts as those of the current sample. See `FileStore.read`."""
+        """Read full names unchanged, and part names as parts of the current sample. See `FileStore.read`."""
         return self.inner.read([self._full(key) for key in keys])
 
     def decoded(self, key: str, data: Any) -> T_co:
-        """As the store decodes it."""
+        """Decode with the inner store."""
         return self.inner.decoded(self._full(key), data)
 
     def _full(self, key: str) -> str:
@@ -248,9 +248,9 @@ class PrimaryFileStore(_Over[T_co]):
 
 
 def store_at(path: str | os.PathLike[str]) -> FileStore[Any]:
-    """What is at a path, by key.
+    """Open a path by key.
 
-    Raises DatasetNotFoundError if there is no dataset, and ConfigError if it is of a kind whose samples have no keys.
+    Raises DatasetNotFoundError if there is no dataset, and ConfigError if the samples of its kind have no keys.
     """
     location = located(path)
     kind = kind_at(location)
@@ -258,5 +258,5 @@ def store_at(path: str | os.PathLike[str]) -> FileStore[Any]:
     if store is not None:
         return store(location)
     raise ConfigError(
-        f"{path}: is {kind.described}, whose samples cannot be read by key; give the cooker no `need_primary`"
+        f"{path}: is {kind.described}, whose samples cannot be read by key: remove `need_primary` from the cooker"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From samples to batches: consecutive ones, and mixtures of batches."""
+"""Batch nodes: batches of consecutive samples, and mixtures of batches."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from energon_grain.stream.worker_config import WorkerConfig
 
 
 def choose_last_batch(last_batch: LastBatch | None, drop_last: bool, hosts: int) -> LastBatch:
-    """What becomes of an incomplete last batch: as asked, else "keep" on one host and "pad" on several.
+    """Choose the handling of an incomplete last batch. Default: "keep" on one host, "pad" on several.
 
     Raises:
-        ConfigError: There is no such way, or not on this number of hosts, or the two arguments contradict each other.
+        ConfigError: The value is unknown, is impossible on this number of hosts, or contradicts `drop_last`.
     """
     if last_batch is None:
         return "drop" if drop_last else "keep" if hosts == 1 else "pad"
     if last_batch not in ("keep", "drop", "pad"):
         raise ConfigError(f"last_batch={last_batch!r}: expected 'keep', 'drop' or 'pad'")
     if drop_last and last_batch != "drop":
-        raise ConfigError(f"batch_drop_last=True and last_batch={last_batch!r} contradict each other; give one")
+        raise ConfigError(f"batch_drop_last=True and last_batch={last_batch!r} contradict each other: use only one")
     check_last_batch(last_batch, hosts)
     return last_batch
 
@@ -52,16 +52,16 @@ def choose_last_batch(last_batch: LastBatch | None, drop_last: bool, hosts: int)
 @public
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Give every host equal work: of the items of each global batch, which host gets which follows their costs.
+    """Give every host equal work by assigning the items of each global batch to hosts by cost.
 
-    The *set* of a global batch is as without it, and so is the number of items of each host.
+    The *set* of a global batch and the number of items per host do not change.
 
     Attributes:
-        by: What an item costs: the name of a column, or an expression of columns such as `tokens + 0.0001 * tokens**2`.
-        micro_batches: Order the items of a host so that each of so many consecutive parts of its batch costs alike.
+        by: Cost of an item: a column name, or an expression of columns such as `tokens + 0.0001 * tokens**2`.
+        micro_batches: Number of consecutive parts of a host's batch; its items are ordered so that parts cost the same.
 
     Raises:
-        ConfigError: `by` is no expression of columns, or `micro_batches` no positive number.
+        ConfigError: `by` is not an expression of columns, or `micro_batches` is not a positive number.
     """
 
     by: str
@@ -76,14 +76,14 @@ class Balance:
 
     @property
     def costs(self) -> Expression:
-        """`by`, read."""
+        """`by`, parsed."""
         return Expression.parse(self.by, where="balance")
 
 
 def choose_balance(balance: str | Balance | None, batch_size: Any) -> Balance | None:
-    """By what hosts get equal work; the cost of a sample is short for all of it.
+    """Return the balance of a run; a cost expression is short for a `Balance`.
 
-    Raises ConfigError if it is neither, or there are no batches of so many parts.
+    Raises ConfigError if it is neither, or if the batch size does not allow it.
     """
     if balance is None:
         return None
@@ -95,45 +95,45 @@ def choose_balance(balance: str | Balance | None, batch_size: Any) -> Balance | 
         )
     if batch_size is None:
         raise ConfigError(
-            f"balance={chosen.by!r} with batch_size=None: hosts get equal work in each step by getting other items of "
-            f"its global batch, and single samples make none; give a batch_size, or leave balance out"
+            f"balance={chosen.by!r} with batch_size=None: balancing exchanges items between hosts within a global "
+            f"batch, so it needs batches. Set batch_size, or remove balance"
         )
     if not hasattr(batch_size, "__index__"):
         raise ConfigError(
-            f"balance={chosen.by!r} with batch_size={batch_size!r}: batches by budget cost alike by themselves; leave "
-            f"balance out, or give a number of samples"
+            f"balance={chosen.by!r} with batch_size={batch_size!r}: batches by budget already have equal costs. Remove "
+            f"balance, or use a number of samples"
         )
     if batch_size % chosen.micro_batches:
         raise ConfigError(
-            f"micro_batches={chosen.micro_batches} do not divide batch_size={batch_size}: each gets as many samples"
+            f"micro_batches={chosen.micro_batches} does not divide batch_size={batch_size}: all parts have equal sizes"
         )
     return chosen
 
 
 @node
 class BatchDataset(SavableDataset):
-    """Consecutive samples, batch by batch.
+    """Batches of consecutive samples.
 
-    The outermost one makes the batches of a step, of samples from all lanes of a host. One below it makes batches
-    inside each lane, which are the items of what lies above.
+    The outermost `BatchDataset` makes the batch of a step from samples of all lanes of a host. One below it makes
+    batches inside each lane; the nodes above receive these batches as items.
 
     Args:
-        dataset: Whose samples are batched.
-        batch_size: Samples of one host's batch.
-        batcher: Makes the batch of a list of samples; as a generator function, any number of batches.
-        drop_last: As `last_batch="drop"`.
+        dataset: Dataset to batch.
+        batch_size: Samples per batch of one host.
+        batcher: Makes a batch from a list of samples; as a generator function, any number of batches.
+        drop_last: True has the effect of `last_batch="drop"`.
         last_batch: At the end of a finite pass: "drop" an incomplete global batch, "pad" it to its full size (with a
-            validity mask in `__valid__`), or, on one host only, "keep" it short. Where samples were dropped, lanes end
-            early; "pad" and "drop" fill their places with samples from the beginning of the pass, so that hosts have
-            equal numbers of steps ("drop" without a mask). Default: "keep" on one host, "pad" on several.
-        balance: What a sample costs, by its columns, or a `Balance`: which host gets which samples of a global batch
-            follows that, so that each has equal work; for the outermost batch. None, the default: as they come.
-        hook: As in `MapDataset`, and so are `task_encoder` and `failure_tolerance`.
-        batcher_stateless: Accepted for compatibility, and so is `batcher_config`.
-        worker_config: Default: that of the dataset.
+            validity mask in `__valid__`), or, on one host only, "keep" it short. Dropped samples shorten lanes; "pad"
+            and "drop" then fill the gaps with samples from the beginning of the pass, which gives all hosts the same
+            number of steps ("drop" sets no mask). Default: "keep" on one host, "pad" on several.
+        balance: Cost of a sample, by its columns, or a `Balance`: assigns the samples of each global batch to hosts for
+            equal work. Only for the outermost batch. None, the default, keeps the order of the stream.
+        hook: See `MapDataset`, also for `task_encoder` and `failure_tolerance`.
+        batcher_stateless: Accepted for compatibility, as is `batcher_config`.
+        worker_config: Default: the configuration of the dataset.
 
     Raises:
-        ConfigError: An argument is not one that fits here, or two contradict each other.
+        ConfigError: An argument is invalid, or two contradict each other.
     """
 
     dataset: SavableDataset
@@ -173,8 +173,8 @@ class BatchDataset(SavableDataset):
     def lower(self, to: Lowering) -> Part:
         if isinstance(self.balance, Balance):
             raise ConfigError(
-                f"balance={self.balance.by!r} is for the batches of steps, one of each host: for the outermost "
-                f"BatchDataset, which is not below others or in a mixture, and whose batcher is no generator"
+                f"balance={self.balance.by!r} applies to the batches of steps: use it only on the outermost "
+                f"BatchDataset, outside of mixtures, with a batcher that is not a generator"
             )
         hook = self._hook()
         several = is_generator(self.batcher)
@@ -183,7 +183,7 @@ class BatchDataset(SavableDataset):
             part = add_hook(to.lower(self.dataset), one_by_one, to)
             part.batches = True
             return part
-        stripe = self.batch_size * to.stripe  # batches of batches: all of one lane's positions follow each other
+        stripe = self.batch_size * to.stripe  # batches of batches: all positions of a lane are consecutive
         below = to.below(self.dataset, forms=True, stripe=stripe)
         batch = BatchLanes(
             child=to.operator(below, stripe=stripe),
@@ -201,25 +201,24 @@ class BatchDataset(SavableDataset):
 
 
 def list_of_batches(batches: list[Any]) -> list[Any]:
-    """The batches as they are."""
+    """Return the batches unchanged."""
     return batches
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class MixBatchDataset(BatchDataset):
-    """Batches mixed of the items of several datasets: a `BatchDataset` over a `BlendDataset`.
+    """Batches mixed from the items of several datasets: a `BatchDataset` over a `BlendDataset`.
 
     Args:
-        *dataset_weights: (dataset, weight) for each, or one iterable of them; usually datasets that batch by
-            themselves, with batches of one.
+        *dataset_weights: (dataset, weight) pairs, or one iterable of pairs; usually datasets of batches of one sample.
         batch_size: Items (batches of the datasets) that are mixed into one batch.
-        batch_mix_fn: Makes one batch of a list of batches: `homogeneous_concat_mix`, `generic_concat`, one of yours.
-            Default: the list of batches.
-        per_step: As in `BlendDataset`.
-        worker_config: Default: that of the first dataset.
+        batch_mix_fn: Makes one batch from a list of batches: `homogeneous_concat_mix`, `generic_concat`, or a custom
+            function. Default: the list of batches.
+        per_step: See `BlendDataset`.
+        worker_config: Default: the configuration of the first dataset.
 
     Raises:
-        ConfigError: An argument is not one that fits here.
+        ConfigError: An argument is invalid.
     """
 
     def __init__(
@@ -236,7 +235,7 @@ class MixBatchDataset(BatchDataset):
 
 @dataclass(frozen=True, slots=True)
 class OneByOne:
-    """A batcher as a function of one sample: batches of one."""
+    """A batcher as a function of one sample: batches of size one."""
 
     batcher: Callable[[list[Any]], Any]
 
@@ -246,13 +245,13 @@ class OneByOne:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchLanes(CombiningLanes):
-    """Each `size` consecutive items of a lane, as one item.
+    """Groups each `size` consecutive items of a lane into one item.
 
-    A hook that is a generator function makes several of each.
+    A hook that is a generator function makes several items from each group.
 
     Attributes:
-        size: Items of a batch.
-        drop_last: Whether a short batch at the end of a lane's pass is left out.
+        size: Items per batch.
+        drop_last: Whether a short batch at the end of a lane's pass is dropped.
     """
 
     size: int
@@ -260,7 +259,7 @@ class BatchLanes(CombiningLanes):
 
     @property
     def inspects_items(self) -> bool:
-        """If the hook says how many batches there are."""
+        """Whether the number of batches depends on the hook."""
         return self.generates
 
     def items(self) -> int:
@@ -273,7 +272,7 @@ class BatchLanes(CombiningLanes):
 
     @property
     def state_form(self) -> Form:
-        """The state below, and that of the making."""
+        """The states of the child and of the current call."""
         return self.child.state_form, self.runner_form
 
 

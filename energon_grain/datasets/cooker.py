@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cooking: turning crude samples (dicts of decoded parts) into samples of a type.
-
-A cooker is bound to what it takes beside the sample: file stores, the leaf itself, a cache pool.
-"""
+"""Cooking turns crude samples (dicts of decoded parts) into typed samples, with file stores and a cache pool."""
 
 from __future__ import annotations
 
@@ -35,10 +32,10 @@ def cooker(
 def cooker(
     fn: Function | None = None, *, need_cache: bool = False, need_primary: bool = False
 ) -> Function | Callable[[Function], Function]:
-    """Mark a function as a cooker and say what else than the sample it takes.
+    """Mark a function as a cooker and declare its further arguments.
 
     Args:
-        fn: The function, when used without arguments.
+        fn: The function, if used without arguments.
         need_cache: Pass `cache=`.
         need_primary: Pass `primary=`, the leaf itself as a file store.
     """
@@ -54,13 +51,20 @@ def cooker(
 @public
 @dataclass
 class Cooker:
-    """A function from a crude sample to a sample, and the leaves that it is for.
+    """A function that turns a crude sample into a typed sample, and the leaves that it applies to.
+
+    Example:
+        def cook(crude: CrudeSample) -> CaptioningSample:
+            return CaptioningSample(**basic_sample_keys(crude), image=crude["jpg"], caption=crude["json"]["caption"])
+
+        class Captions(DefaultTaskEncoder):
+            cookers = [Cooker(cook, has_subflavors={"source": "web"})]
 
     Attributes:
         cook: `cook(crude_sample) -> sample`: a function, or a method of the task encoder (`def cook(self, crude)` above
-            `cookers = [Cooker(cook)]`), which gets that task encoder as `self`.
-        has_subflavors: Subflavors that a leaf must carry, with these values, for this cooker to be chosen;
-            None: any leaf. A task encoder's first fitting cooker is taken, once for each leaf.
+            `cookers = [Cooker(cook)]`), which receives that task encoder as `self`.
+        has_subflavors: Subflavors, with values, that a leaf must have for this cooker. None: any leaf. Each leaf uses
+            the first matching cooker of the task encoder.
     """
 
     cook: Callable[..., Any]
@@ -75,16 +79,16 @@ class Cooker:
         return bool(getattr(self.cook, "__cooker_need_primary__", False))
 
     def is_match(self, subflavors: Mapping[str, Any] | None) -> bool:
-        """Whether a leaf with these subflavors is for this cooker."""
+        """Return whether this cooker applies to a leaf with these subflavors."""
         have = subflavors or {}
         return all(key in have and have[key] == value for key, value in (self.has_subflavors or {}).items())
 
 
 def basic_sample_keys(crude_sample: Mapping[str, Any], additional_source_info: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """The base fields of a crude sample, to pass on to the cooked one: `MySample(**basic_sample_keys(crude), …)`.
+    """Return the base fields of a crude sample, to pass to the cooked one: `MySample(**basic_sample_keys(crude), …)`.
 
     Args:
-        crude_sample: What the cooker got.
+        crude_sample: The argument of the cooker.
         additional_source_info: Further provenance, appended to `__sources__`.
     """
     try:
@@ -102,26 +106,26 @@ def basic_sample_keys(crude_sample: Mapping[str, Any], additional_source_info: t
 
 
 class SampleMaker(HookOwner, Protocol):
-    """What makes samples of a leaf: a task encoder, as far as leaves know one."""
+    """The part of a task encoder that leaves use to make samples."""
 
     @property
     def cookers(self) -> Sequence[Cooker]:
-        """Turn crude samples into samples."""
+        """Turn crude samples into typed samples."""
         ...
 
     @property
     def decoder(self) -> SampleDecoder | None:
-        """Decodes the parts of each sample; None leaves them bytes."""
+        """Decodes the parts of each sample; None keeps them as bytes."""
         ...
 
     @property
     def decoder_type(self) -> type[SampleDecoder]:
-        """The class of the decoders of which a dataset's own configuration gives the arguments."""
+        """Class of the decoders whose arguments a dataset configuration holds."""
         ...
 
     @property
     def cache(self) -> CachePool:
-        """Where hooks get values from, unless the loader is given another pool."""
+        """The cache that hooks use, unless the loader has another pool."""
         ...
 
 
@@ -132,9 +136,9 @@ def cooking(
     path: str,
     cache_pool: CachePool | None,
 ) -> HookSpec | None:
-    """What cooks a leaf: the task encoder's first cooker that fits it. Without any, crude samples pass as they are.
+    """Return the hook that cooks a leaf: the first matching cooker. Without cookers, crude samples stay as they are.
 
-    Raises ConfigError if none fits, or the one that does does not take what it is given.
+    Raises ConfigError if none matches, or if its parameters do not fit.
     """
     if leaf.sample_type is not None or not encoder.cookers:
         return None
@@ -143,8 +147,8 @@ def cooking(
             break
     else:
         raise ConfigError(
-            f"{path}: no cooker fits its subflavors {leaf.subflavors}; the task encoder's cookers are "
-            f"for {[cooker.has_subflavors for cooker in encoder.cookers]}"
+            f"{path}: no cooker matches the subflavors {leaf.subflavors}: the task encoder has cookers for "
+            f"{[cooker.has_subflavors for cooker in encoder.cookers]}. Add a cooker, or change the subflavors"
         )
     function = bind_cooker(
         cooker,
@@ -156,7 +160,7 @@ def cooking(
         where=path,
     )
     require_one_value("cook_crude_sample", cooker.cook)
-    # What `@stateless` says is said of the user's function; the bound one has no marks.
+    # The marks of `@stateless` are on the user's function; the bound function has none.
     return dataclasses.replace(hook_spec("cook_crude_sample", cooker.cook, encoder), function=function)
 
 
@@ -165,14 +169,14 @@ CookCrudeSample = Callable[[Any, Cooker, dict[str, Any]], Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundCooker:
-    """Cooks crude samples. Picklable: in another process the stores open their files anew.
+    """Cooks crude samples. Picklable: in another process the stores reopen their files.
 
     Attributes:
-        cooker: The cooker as the task encoder lists it.
-        cook: Its function, bound to the task encoder where it is a method.
-        given: Arguments that are the same for every sample, by name.
-        primary: The leaf as a store, for cookers that need it; each sample gets a view of its own.
-        through: A task encoder's own `cook_crude_sample`; None: the cooker is called directly.
+        cooker: The cooker as listed by the task encoder.
+        cook: Its function, bound to the task encoder if it is a method.
+        given: Arguments by name that are the same for every sample.
+        primary: The leaf as a store, for cookers that need it; each sample gets its own view.
+        through: The task encoder's `cook_crude_sample`; None calls the cooker directly.
     """
 
     cooker: Cooker
@@ -192,7 +196,7 @@ class BoundCooker:
         return self.through(sample, cooker, arguments)
 
     def close(self) -> None:
-        """Release the stores' file handles; cooking again opens them anew. A cache pool is whoever's made it."""
+        """Close the stores' files; cooking reopens them. A cache pool belongs to its creator and stays open."""
         stores: list[Any] = [*self.given.values(), self.primary]
         for store in stores:
             if isinstance(store, FileStore):
@@ -209,28 +213,28 @@ def bind_cooker(
     through: CookCrudeSample | None = None,
     where: object = "aux",
 ) -> Callable[[Any], Any]:
-    """Make the function of a crude sample alone that a leaf is cooked with.
+    """Return the function that cooks the samples of a leaf, with the crude sample as its only argument.
 
-    The cooker gets every store by its name, `primary=` and `cache=` where it says that it needs them. A store with the
-    name `primary` takes the place of the leaf.
+    The cooker receives every store by its name, and `primary=` and `cache=` if it declares them. A store with the name
+    `primary` replaces the leaf.
 
     Args:
-        cooker: The cooker that was chosen for the leaf.
+        cooker: The cooker of the leaf.
         stores: The leaf's auxiliary stores by name.
         primary: The leaf itself.
         cache: Default: a `NoCachePool`.
-        encoder: The task encoder, which a cooker that is a method of it gets as `self`.
-        through: The task encoder's `cook_crude_sample`, where it has one of its own.
-        where: What to begin a message with: the leaf's path, say.
+        encoder: The task encoder, passed as `self` to a cooker that is one of its methods.
+        through: The task encoder's `cook_crude_sample`, if overridden.
+        where: Start of a message, for example the path of the leaf.
 
     Raises:
-        ConfigError: The cooker does not take what it would be given, or takes more.
+        ConfigError: The parameters of the cooker do not match its arguments.
     """
     given: dict[str, Any] = dict(stores)
     own: FileStore[Any] | None = None
     if cooker.need_cache:
         if "cache" in given:
-            raise ConfigError(f"{where}: a store named `cache` is in the way of the cooker's cache pool; rename it")
+            raise ConfigError(f"{where}: a store named `cache` hides the cooker's cache pool: rename the store")
         given["cache"] = NoCachePool() if cache is None else cache
     if cooker.need_primary:
         own = given.pop("primary", primary)
@@ -246,7 +250,7 @@ def bind_cooker(
 
 
 def _as_method(cook: Callable[..., Any], encoder: Any) -> Callable[..., Any]:
-    """The cooker, bound to the task encoder (or to one inside it) whose class it is a method of."""
+    """Return the cooker, bound to the task encoder (or to an inner one) if it is one of its methods."""
     method: Any = cook
     if not (isinstance(method, classmethod) or _takes_self(cook)):
         return cook
@@ -258,13 +262,13 @@ def _as_method(cook: Callable[..., Any], encoder: Any) -> Callable[..., Any]:
 
 
 def _takes_self(cook: Callable[..., Any]) -> bool:
-    """Whether it is a method that is not bound. One that names its first parameter otherwise may be a function."""
+    """Return whether it is an unbound method. A first parameter with another name than `self` may be a function's."""
     signature = _signature(cook) if inspect.isfunction(cook) else None
     return signature is not None and next(iter(signature.parameters), None) == "self"
 
 
 def _signature(cook: Callable[..., Any]) -> inspect.Signature | None:
-    """What it takes; None for builtins that do not say."""
+    """Return the signature; None for builtins without one."""
     try:
         return inspect.signature(cook)
     except (TypeError, ValueError):
@@ -278,43 +282,39 @@ def _check_parameters(cook: Callable[..., Any], names: Collection[str], stores: 
     try:
         signature.bind(None, **dict.fromkeys(names))
     except TypeError as error:
-        why = _misfit(cook, signature, names, stores) or f"it is called with {_call(names)}: {error}"
-        raise ConfigError(f"{where}: the cooker {_name(cook)} does not fit: {why}") from None
+        why = _mismatch(cook, signature, names, stores) or f"it is called with {_call(names)}: {error}"
+        raise ConfigError(f"{where}: the parameters of the cooker {_name(cook)} do not fit: {why}") from None
 
 
-def _misfit(
+def _mismatch(
     cook: Callable[..., Any], signature: inspect.Signature, names: Collection[str], stores: Collection[str]
 ) -> str:
-    """What is wrong with its parameters, and what to do; "" where Python's own words are the best."""
+    """Describe the wrong parameters and the fix; "" if Python's own message is the best."""
     if _takes_self(cook):
         return (
-            f"its first parameter is `self`, but it is no method of the task encoder, so it is called with "
-            f"{_call(names)}. Define it in the class of the task encoder, give a bound method "
+            f"its first parameter is `self`, but it is not a method of the task encoder, so it is called with "
+            f"{_call(names)}. Define it in the class of the task encoder, pass a bound method "
             f"(`Cooker(other.{cook.__name__})`), or remove `self`"
         )
-    taken = _beside_the_sample(signature)
+    taken = _further_parameters(signature)
     accepted = [parameter.name for parameter in taken]
     unknown = [name for name in names if name not in accepted]
     missing = [p.name for p in taken if p.default is p.empty and p.name not in names]
     if unknown:
         return (
-            f"it takes {_listed(accepted)} beside the sample, not {_listed(unknown)}; every auxiliary store is passed "
-            f"by its name: add the parameter (or **aux), or rename or remove the store"
+            f"it takes {_listed(accepted)} besides the sample, but not {_listed(unknown)}. Every auxiliary store is "
+            f"passed by name: add the parameter (or **aux), or rename or remove the store"
         )
     return _missing(missing, names, stores) if missing else ""
 
 
-def _beside_the_sample(signature: inspect.Signature) -> list[inspect.Parameter]:
+def _further_parameters(signature: inspect.Signature) -> list[inspect.Parameter]:
     taken = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return taken[1:] if taken and taken[0].kind is taken[0].POSITIONAL_OR_KEYWORD else taken
 
 
 def _missing(missing: Collection[str], names: Collection[str], stores: Collection[str]) -> str:
-    has = (
-        f"the auxiliary stores of this dataset are {_listed(stores)}"
-        if stores
-        else "this dataset has no auxiliary stores"
-    )
+    has = f"the auxiliary stores of this dataset are {_listed(stores)}" if stores else "it has no auxiliary stores"
     return (
         f"it needs {_listed(missing)}, but is called with {_call(names)}: {has}. Give the parameter a default, or "
         f"declare a store of that name under `aux`" + "".join(_marking(name) for name in missing)
@@ -322,7 +322,7 @@ def _missing(missing: Collection[str], names: Collection[str], stores: Collectio
 
 
 def _call(names: Collection[str]) -> str:
-    return f"the sample and {_listed(names)}" if names else "the sample alone"
+    return f"the sample and {_listed(names)}" if names else "only the sample"
 
 
 def _marking(name: str) -> str:

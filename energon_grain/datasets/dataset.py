@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of all dataset nodes.
+"""The base class of all dataset nodes.
 
-A node describes; it holds no file, thread or position. Iterating over one runs a `Stream` for it.
+A node is a description. It holds no file, thread or position. Iterating over a node runs a `Stream`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from energon_grain.stream.stream import Stream
 from energon_grain.stream.worker_config import WorkerConfig
 
 Kind = TypeVar("Kind")
-_OF_LOADERS = frozenset(
+_LOADER_METHODS = frozenset(
     (
         *("get_state", "set_state", "state_dict", "load_state_dict", "save_state_rank", "restore_state_rank"),
         *("save_state_global", "restore_state_global", "restore_sample", "skip", "stats"),
@@ -34,21 +34,21 @@ _OF_LOADERS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True, weakref_slot=True)
 class SavableDataset(OneSubscript[Item]):
-    """Base of dataset nodes; `SavableDataset[Batch]` yields batches of that type, to a type checker.
+    """Base class of dataset nodes. For type checkers, `SavableDataset[Batch]` yields batches of that type.
 
-    `for batch in dataset` runs one pass (for ever, where the dataset is endless) in this process without any backend;
-    each `iter` starts from the beginning. `get_loader` and `get_savable_loader` add threads and state.
+    `for batch in dataset` runs one pass (endless for an endless dataset) in this process, without any backend. Each
+    `iter` starts from the beginning. `get_loader` and `get_savable_loader` add threads and state.
 
     Attributes:
-        worker_config: The host that this description is for.
+        worker_config: The host that reads this dataset.
     """
 
     worker_config: WorkerConfig
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         if "__repr__" not in cls.__dict__:
-            cls.__repr__ = SavableDataset.__repr__  # in place of what `dataclass` would write: pages
-        if "__init__" in cls.__dict__:  # its own, or that of a dataclass, which is made again for its slots
+            cls.__repr__ = SavableDataset.__repr__  # the one of `dataclass` would fill pages
+        if "__init__" in cls.__dict__:  # defined by hand, or by `dataclass`, which makes the class again for its slots
             cls.__init__ = public(cls.__dict__["__init__"])
 
     def __repr__(self) -> str:
@@ -56,19 +56,20 @@ class SavableDataset(OneSubscript[Item]):
 
     def __getitem__(self, index: Any) -> NoReturn:
         raise TypeError(
-            f"{self!r} has no samples by index, it describes a stream: give it to get_loader, or iterate over it. For "
-            f"Grain, BatchMapDataset(dataset) is a MapDataset of its batches, and EnergonDataSource has samples by "
-            f"index; for torch.utils.data.DataLoader, take the dataset from energon_grain_torch"
+            f"{self!r} is a stream and has no samples by index: pass it to get_loader, or iterate over it. For Grain, "
+            f"BatchMapDataset(dataset) is a MapDataset of its batches, and EnergonDataSource has samples by index. For "
+            f"torch.utils.data.DataLoader, use the dataset from energon_grain_torch"
         )
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in _OF_LOADERS:
+            if name in _LOADER_METHODS:
                 raise AttributeError(
-                    f"a dataset has no {name}, it describes a stream: give it to get_savable_loader, whose loader has"
+                    f"a dataset has no {name}, because it has no position: use the loader of "
+                    f"get_savable_loader(dataset)"
                 )
-            return object.__getattribute__(self, name)  # fails as it did: inside of a property, maybe
+            return object.__getattribute__(self, name)  # raises the original error, possibly from inside a property
 
     def __iter__(self) -> Iterator[Item]:
         try:
@@ -82,40 +83,40 @@ class SavableDataset(OneSubscript[Item]):
             raise
 
     def __bool__(self) -> bool:
-        # A description is there, however many steps it has; without this, `if dataset:` would open it to count them.
+        # A description is true regardless of its length. Without this, `if dataset:` would open it to count steps.
         return True
 
     def lower(self, to: Lowering) -> Part:
-        """What the engine runs for this node: the seam for new kinds of nodes. See `energon_grain.datasets.lowering`.
+        """Return the part that the engine runs: implement it for a new node. See `energon_grain.datasets.lowering`.
 
         Raises:
-            ConfigError: It cannot be run.
+            ConfigError: The node cannot run.
         """
         del to
-        raise ConfigError(f"a {type(self).__name__} is not a dataset that can be run")
+        raise ConfigError(f"{type(self).__name__} defines no `lower`, so it cannot run")
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
-        """Take part in what works on whole steps, and say what it stands on; None: it is lowered for lanes instead."""
+        """Take part in whole steps and return the dataset below; None: the node is lowered for lanes instead."""
         del steps
         return None
 
     def build(self, worker_rotation_offset: int = 0) -> Self:
-        """The dataset itself: what Energon hands to builders are factories, here they are datasets."""
+        """Return the dataset. Energon passes factories to builders; this library passes datasets."""
         del worker_rotation_offset
         return self
 
     @public
     def __len__(self) -> int:
-        """Steps per host of one pass; of one pass over what is repeated where the dataset is endless."""
+        """Steps per host of one pass; for an endless dataset, of one pass over the repeated data."""
         return first_pass_steps(self.compiled(), self.worker_config.world_size)
 
     def compiled(self, hosts: int | None = None, cache_pool: CachePool | None = None) -> StreamSpec:
-        """Everything that decides what comes out of it. See `energon_grain.datasets.lowering.compile_dataset`."""
+        """Return everything that determines the stream. See `energon_grain.datasets.lowering.compile_dataset`."""
         return compile_dataset(self, hosts=hosts, cache_pool=cache_pool)
 
 
 def _identities(node: Any) -> Iterator[tuple[str, ...]]:
-    """Of the leaves below a node, in their order."""
+    """Yield the identities of the leaves below a node, in order."""
     if hasattr(node, "identity"):
         yield node.identity
         return
@@ -124,18 +125,18 @@ def _identities(node: Any) -> Iterator[tuple[str, ...]]:
 
 
 BaseCoreDataset = SavableDataset
-"""What a leaf is called in annotations written for Energon."""
+"""Energon's name for a leaf in annotations."""
 BaseCoreDatasetFactory = SavableDataset
-"""What a part of `build_train_datasets(datasets=…)` is called there. Leaves hold no files and need no factory."""
+"""Energon's name for an entry of `build_train_datasets(datasets=…)`. Leaves hold no files and need no factory."""
 
 
 @dataclass_transform(frozen_default=True)
 def node(kind: type[Kind]) -> type[Kind]:
-    """A kind of dataset over others. `worker_config` is told last, and what is only accepted is no attribute of it."""
+    """Define a node over other datasets. `worker_config` becomes the last parameter, and `InitVar`s no attributes."""
     made: Any = dataclass(frozen=True, slots=True)(kind)
     for name in [name for name, annotation in kind.__annotations__.items() if "InitVar" in f"{annotation}"]:
         delattr(made, name)
-        del made.__dataclass_fields__[name]  # or `dataclasses.replace` would ask a node for it
+        del made.__dataclass_fields__[name]  # otherwise `dataclasses.replace` would require it
     parameters = [*inspect.signature(made.__init__).parameters.values()]
     parameters.sort(key=lambda each: each.name == "worker_config")
     made.__init__.__signature__ = inspect.Signature(parameters)
@@ -143,31 +144,31 @@ def node(kind: type[Kind]) -> type[Kind]:
 
 
 OF_DATASET: Any = None
-"""A `worker_config` that is not given: that of the dataset below."""
+"""Default of `worker_config`: the configuration of the dataset below."""
 
 
 def put(node: object, **fields: Any) -> None:
-    """Set fields of a frozen object that is being made."""
+    """Set fields of a frozen object during its construction."""
     for name, value in fields.items():
         object.__setattr__(node, name, value)
 
 
 def settle(node: SavableDataset, below: SavableDataset) -> None:
-    """Check the fields of a new node over another: its `worker_config` is the other's unless one is given.
+    """Check the fields of a new node over another one, and default its `worker_config` to the other's.
 
-    Raises ConfigError if what lies below is not a dataset.
+    Raises ConfigError if the object below is not a dataset.
     """
     check_dataset(node, below)
     for each in fields(node):
         value = getattr(node, each.name, None)
         if isinstance(value, np.integer):
-            put(node, **{each.name: int(value)})  # those of numpy are not JSON-native
+            put(node, **{each.name: int(value)})  # numpy integers are not JSON-native
     if node.worker_config is None:  # pyright: ignore[reportUnnecessaryComparison]
         put(node, worker_config=below.worker_config)
 
 
 def check_dataset(node: SavableDataset, below: Any) -> None:
-    """Check that a node is put over a dataset. Raises ConfigError if it is something else."""
+    """Check that a node is built on a dataset. Raises ConfigError otherwise."""
     if not isinstance(below, SavableDataset):
         raise ConfigError(f"{type(node).__name__}: {not_a_dataset(below)}")
 
@@ -175,20 +176,20 @@ def check_dataset(node: SavableDataset, below: Any) -> None:
 def check_function(
     node: SavableDataset, name: str, function: Callable[..., Any] | None, *, generator: bool = True
 ) -> None:
-    """Check that a node's function can be called, and that it is not a generator where one value is needed.
+    """Check that a node's function is callable, and not a generator where one value is required.
 
-    Raises ConfigError if it cannot, or it is.
+    Raises ConfigError otherwise.
     """
     if not callable(function):
         raise ConfigError(f"{type(node).__name__}: {name}={function!r}: expected a function")
     if not generator and is_generator(function):
         raise ConfigError(
-            f"{type(node).__name__}: {name} ({getattr(function, '__qualname__', function)}) is a generator function; "
-            f"here it must return one value for each call"
+            f"{type(node).__name__}: {name} ({getattr(function, '__qualname__', function)}) is a generator function, "
+            f"but must return one value per call"
         )
 
 
 def check_size(node: SavableDataset, name: str, size: Any, unit: str) -> None:
-    """Check that a size is a whole number above 0. Raises ConfigError if it is not."""
+    """Check that a size is a whole number above 0. Raises ConfigError otherwise."""
     if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
         raise ConfigError(f"{type(node).__name__}: {name}={size!r}: expected a positive number of {unit}")

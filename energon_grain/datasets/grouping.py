@@ -28,27 +28,27 @@ from energon_grain.stream.state import Form, ListOf
 from energon_grain.stream.worker_config import WorkerConfig
 
 _BUCKETS = 8
-"""Criteria that groups are assumed to have, and items of a group whose size the criterion says."""
+"""Assumed number of groups, and assumed items per group if the criterion sets the size."""
 
 
 @node
 class GroupBatchDataset(SavableDataset):
-    """Batches of samples that belong together: each lane collects samples by a key, and a full group is a batch.
+    """Batches of samples that belong together: each lane collects samples by key, and a full group is a batch.
 
     Args:
-        dataset: Whose samples are batched.
-        fixed_batch_size: Samples of a batch; None: `sample_group_key` says so for each key.
-        sample_group_key: `sample -> (key, size)`: exactly one of `size` and `fixed_batch_size` is None, and a key has
-            the same size always. May raise `SkipSample`.
-        batcher: Makes the batch of a list of samples; not a generator.
-        drop_last: Drop the groups that are incomplete at the end of a finite pass; else they are batches as they are.
-        hook: Name of the batcher, as in `MapDataset`, and so are `task_encoder` and `failure_tolerance`.
+        dataset: Dataset to batch.
+        fixed_batch_size: Samples per batch; None: `sample_group_key` sets the size for each key.
+        sample_group_key: `sample -> (key, size)`. Exactly one of `size` and `fixed_batch_size` is None, and the size of
+            a key never changes. May raise `SkipSample`.
+        batcher: Makes a batch from a list of samples; not a generator.
+        drop_last: Drop groups that are incomplete at the end of a finite pass. Otherwise they become short batches.
+        hook: Name of the batcher. See `MapDataset`, also for `task_encoder` and `failure_tolerance`.
         group_hook: Name of the key function.
-        batcher_stateless: Accepted for compatibility, and so is `batcher_config`.
-        worker_config: Default: that of the dataset.
+        batcher_stateless: Accepted for compatibility, as is `batcher_config`.
+        worker_config: Default: the configuration of the dataset.
 
     Raises:
-        ConfigError: An argument is not one that fits here.
+        ConfigError: An argument is invalid.
     """
 
     dataset: SavableDataset
@@ -90,14 +90,14 @@ class GroupBatchDataset(SavableDataset):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupLanes(CombiningLanes):
-    """Batches of items that have something in common: a bucket for each criterion, handed out when it is full.
+    """Batches of items with a common key: one bucket per key, delivered when full.
 
-    Buckets that are not full at the end of a pass are handed out in the order in which they were begun.
+    Buckets that are incomplete at the end of a pass are delivered in order of creation.
 
     Attributes:
-        criterion: Gives (what items of one batch have in common, batch size or None) of a value.
-        size: Batch size where the criterion gives None; None: it must give one.
-        drop_last: Whether buckets that are not full at the end are left out.
+        criterion: Returns (key of the batch, batch size or None) for a value.
+        size: Batch size if the criterion returns None; None: the criterion must return one.
+        drop_last: Whether incomplete buckets at the end are dropped.
     """
 
     criterion: HookSpec
@@ -118,11 +118,11 @@ class GroupLanes(CombiningLanes):
 
     @property
     def state_form(self) -> Form:
-        """The state below, that of the making, and the buckets."""
+        """The states of the child and of the current call, and the buckets."""
         return self.child.state_form, self.runner_form, ListOf(self.members_form)
 
     def rebuild_member(self, reference: Reference, lane: Lane) -> Any:
-        """An item as the criterion left it, which may write into it."""
+        """Return an item after the criterion ran on it, because the criterion may modify it."""
         value = self.child.rebuild(reference, lane)
         lane.call(self.criterion, self.criterion_key(lane), NumberOf(self.child, reference), value)
         return value
@@ -144,7 +144,7 @@ class _Bucket:
 
 
 class _Buckets(ItemsOver[GroupLanes]):
-    """One bucket for each criterion, in the order in which they were begun."""
+    """One bucket per key, in order of creation."""
 
     __slots__ = ("_buckets", "_key", "_runner")
 
@@ -155,19 +155,19 @@ class _Buckets(ItemsOver[GroupLanes]):
         self._buckets: dict[Hashable, _Bucket] = {}
 
     def fill(self, items: Iterable[Item]) -> None:
-        """Put items back that were held."""
+        """Restore buffered items."""
         for item in items:
             self._put(item)
 
     def _put(self, item: Item) -> Hashable:
-        """Put an item into its bucket, whose criterion is returned."""
+        """Put an item into its bucket and return the bucket's key."""
         node = self._node
         criterion, size = self._key_and_size(item)
         if (size is None) == (node.size is None):
-            which = "both" if size is not None else "neither"
+            which = "both are" if size is not None else "neither is"
             raise ConfigError(
                 f"{node.criterion.name} returned the batch size {size} and batch_size is {node.size}: exactly one of "
-                f"them must be None, {which} is given"
+                f"them must be None, but {which} set"
             )
         size = int(node.size or 0) if size is None else int(size)
         bucket = self._buckets.get(criterion)
@@ -175,8 +175,8 @@ class _Buckets(ItemsOver[GroupLanes]):
             bucket = self._buckets[criterion] = _Bucket(size)
         if bucket.size != size:
             raise ConfigError(
-                f"{node.criterion.name} returned the batch size {size} for {criterion!r}, after {bucket.size} before: "
-                f"items of one batch must agree on it"
+                f"{node.criterion.name} returned the batch size {size} for {criterion!r}, but {bucket.size} before: "
+                f"all items of a key must have the same batch size"
             )
         bucket.references.append(item[0])
         bucket.values.append(item[1])
@@ -184,16 +184,16 @@ class _Buckets(ItemsOver[GroupLanes]):
 
     def _key_and_size(self, item: Item) -> tuple[Hashable, int | None]:
         node = self._node
-        said: Any = self._lane.call(node.criterion, self._key, NumberOf(node.child, item[0]), item[1])
+        returned: Any = self._lane.call(node.criterion, self._key, NumberOf(node.child, item[0]), item[1])
         try:
-            criterion, size = said
+            criterion, size = returned
             hash(criterion)
             if size is not None and not size >= 1:
                 raise ValueError
         except (TypeError, ValueError):
             raise ConfigError(
-                f"{node.criterion.name} returned {said!r}: expected a pair, of a hashable key, and of the batch "
-                f"size, above 0, or None where the dataset has one"
+                f"{node.criterion.name} returned {returned!r}: expected a pair of a hashable key and a batch size "
+                f"above 0 (or None if batch_size is set)"
             ) from None
         return criterion, size
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks: what users say of them, which of a task encoder's do something, whose they are, and how each is called.
+"""Hooks: user declarations, detection of overrides, ownership, and call specifications.
 
-A hook that only hands on what it got is not worth a call for each sample. `idle` marks such defaults, `forwarding`
-marks methods that do nothing but call the hook of another encoder.
+A hook that only returns its argument is not worth a call per sample. `idle` marks such defaults, `forwarding` marks
+methods that only call the hook of another encoder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class HookOwner(Protocol):
-    """Whose hooks these are: a task encoder, as far as nodes know one.
+    """The part of a task encoder that nodes use to call its hooks.
 
     Attributes:
         thread_safe: Whether hooks may run in several threads at once.
@@ -33,7 +33,7 @@ Owner = TypeVar("Owner", bound=HookOwner)
 
 _IDLE: dict[Callable[..., Any], str | None] = {}
 _FORWARDING: set[Callable[..., Any]] = set()
-# Functions, not marks on them: a user's override made with `functools.wraps` would inherit the marks.
+# Sets of functions instead of attributes: a user's override made with `functools.wraps` would inherit attributes.
 
 
 @overload
@@ -45,15 +45,15 @@ def stateless(
 def stateless(
     fn: Function | None = None, *, restore_seeds: bool = False, failure_tolerance: int | None = None
 ) -> Function | Callable[[Function], Function]:
-    """Declare that a hook depends on its sample alone, so that replaying the sample replays the hook.
+    """Declare that a hook depends only on its sample. Replaying the sample then replays the hook.
 
-    Every hook is expected to be pure here; the decorator is accepted for compatibility and carries two options.
+    All hooks are expected to be pure. The decorator is accepted for compatibility and sets two options.
 
     Args:
-        fn: The hook, when used without arguments.
-        restore_seeds: Around each call, seed `random` and `numpy.random` from the sample's own generator and put
-            their states back afterwards. Such hooks never run concurrently.
-        failure_tolerance: Failures in a row after which the iteration ends with `FatalSampleError`; 0: never.
+        fn: The hook, if used without arguments.
+        restore_seeds: Before each call, seed `random` and `numpy.random` from the sample's own generator, and restore
+            their states afterwards. Such hooks never run concurrently.
+        failure_tolerance: Consecutive failures after which the iteration ends with `FatalSampleError`; 0: never.
             Default: `TaskEncoder.__default_failure_tolerance__`.
     """
 
@@ -67,18 +67,18 @@ def stateless(
 
 
 def restores_seeds(function: Callable[..., Any]) -> bool:
-    """Whether the hook asked for seeded global generators."""
+    """Return whether the hook requests seeded global generators."""
     return bool(getattr(function, "__restore_seeds__", False))
 
 
 def failure_tolerance_of(function: Callable[..., Any], default: int) -> int:
-    """Failures in a row that the hook tolerates; 0: any number."""
+    """Return the number of consecutive failures that the hook tolerates; 0: any number."""
     value = getattr(function, "__failure_tolerance__", None)
     return default if value is None else int(value)
 
 
 def idle(unless: str | None = None) -> Callable[[Function], Function]:
-    """Mark a default that does nothing, unless an attribute of its encoder is set.
+    """Mark a default hook that does nothing unless an attribute of its encoder is set.
 
     Args:
         unless: Name of the attribute; None: the default never does anything.
@@ -92,23 +92,22 @@ def idle(unless: str | None = None) -> Callable[[Function], Function]:
 
 
 def forwarding(function: Function) -> Function:
-    """Mark a method that calls the method of the same name of `self.inner`."""
+    """Mark a method that calls the method of the same name on `self.inner`."""
     _FORWARDING.add(function)
     return function
 
 
 def owner_of_hook(task_encoder: Owner, name: str) -> Owner:
-    """The encoder whose code the hook is: the encoder itself, or one that it forwards to."""
+    """Return the encoder that implements the hook: the encoder itself, or one that it forwards to."""
     while _function(getattr(task_encoder, name)) in _FORWARDING:
         task_encoder = task_encoder.inner  # type: ignore[attr-defined]
     return task_encoder
 
 
 def overridden_hook(task_encoder: HookOwner, name: str) -> Any:
-    """The encoder's hook when it does something of its own, else None.
+    """Return the encoder's hook if it is overridden, otherwise None.
 
-    `DefaultTaskEncoder`'s conversions count only when a type was given. A hook that is merely forwarded is the inner
-    encoder's own.
+    Conversions of `DefaultTaskEncoder` count only if a type is set. A forwarded hook is the inner encoder's hook.
     """
     owner = owner_of_hook(task_encoder, name)
     hook = getattr(owner, name)
@@ -121,7 +120,7 @@ def overridden_hook(task_encoder: HookOwner, name: str) -> Any:
 
 
 def is_generator(function: Callable[..., Any]) -> bool:
-    """Whether calling the function gives a generator: any number of values in place of one."""
+    """Return whether the function is a generator function, which yields any number of values."""
     function = inspect.unwrap(function)
     if inspect.isgeneratorfunction(function):
         return True
@@ -135,7 +134,7 @@ def _function(hook: Any) -> Any:
 def hook_spec(
     name: str, function: Callable[..., Any], owner: HookOwner | None, failure_tolerance: int | None = None
 ) -> HookSpec:
-    """The spec of a hook."""
+    """Return the specification of a hook."""
     default = DEFAULT_FAILURE_TOLERANCE if owner is None else owner.__default_failure_tolerance__
     restore_seeds = restores_seeds(function)
     return HookSpec(
@@ -151,13 +150,13 @@ def require_one_value(name: str, function: Callable[..., Any]) -> None:
     """Check that a hook returns one value. Raises ConfigError if it is a generator function."""
     if is_generator(function):
         raise ConfigError(
-            f"{name}: {getattr(function, '__qualname__', function)} is a generator function, and here one value is "
-            f"needed for each call; return it, or generate in `encode_sample`, `batch` or `pack_selected_samples`"
+            f"{name}: {getattr(function, '__qualname__', function)} is a generator function, but must return one value "
+            f"per call: return it, or generate in `encode_sample`, `batch` or `pack_selected_samples`"
         )
 
 
 def with_own_name(hook: HookSpec, others: Iterable[HookSpec]) -> HookSpec:
-    """The hook, renamed where another one of the same leaf has its name: they must not share random numbers."""
+    """Return the hook, renamed if another hook of the leaf has its name, because equal names share random numbers."""
     taken = {other.name for other in others}
     name, number = hook.name, 2
     while name in taken:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset as it is in a configuration: what it is read from, and how samples are made."""
+"""A dataset in a configuration: its source and its sample definition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import ConfigError
-from energon_grain.forms import Place, asked_at
+from energon_grain.forms import Place, errors_at
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.split_ratio import SplitRatio
 from energon_grain.samplers.subset import Subset, part_of
@@ -36,14 +36,14 @@ _DATASET_CONFIG = "dataset.yaml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleDefinition:
-    """How samples are made of parts.
+    """How samples are made from parts.
 
     Attributes:
-        sample_type: None: they are crude, and cooked by the task encoder.
-        field_map: Where the fields of `sample_type` are found.
-        load: In place of a field map: makes a sample of a crude one, whose parts are bytes. May run in several threads.
-        decoder: Decodes the parts; None leaves them bytes.
-        part_filter: Parts to read, where there is no field map.
+        sample_type: None: samples are crude, and cooked by the task encoder.
+        field_map: Sources of the fields of `sample_type`.
+        load: Replaces a field map: makes a sample from a crude one, whose parts are bytes. May run in several threads.
+        decoder: Decodes the parts; None keeps them as bytes.
+        part_filter: Parts to read without a field map.
     """
 
     sample_type: type[Any] | None = None
@@ -54,23 +54,23 @@ class SampleDefinition:
 
 
 class SampleFactory:
-    """Base of classes that a `dataset.yaml` may name: with the arguments in the file, it says how samples are made.
+    """Base of the classes that a `dataset.yaml` may name; constructed with the arguments in the file.
 
     Attributes:
-        _takes: What else it is given: "subflavors", "decoder".
-        _crude: Whether the program may say which parts it reads.
+        _takes: Further constructor arguments: "subflavors", "decoder".
+        _crude: Whether the program may select the parts to read.
     """
 
     _takes: ClassVar[tuple[str, ...]] = ()
     _crude: ClassVar[bool] = False
 
     def definition(self) -> SampleDefinition:
-        """How samples are made."""
+        """Return how samples are made."""
         raise NotImplementedError
 
 
-class Held:
-    """Hands what `check` read to the `open` that follows. Copies of it are empty."""
+class CheckResult:
+    """Passes the result of `check` to the next `open`. Copies are empty."""
 
     __slots__ = ("_value",)
 
@@ -78,47 +78,47 @@ class Held:
         self._value: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Held, ()
+        return CheckResult, ()
 
     def put(self, value: Any) -> None:
-        """Hold this."""
+        """Store a value."""
         self._value = value
 
     def take(self) -> Any:
-        """Give it up; None: nothing is held."""
+        """Return the value and forget it; None if empty."""
         value, self._value = self._value, None
         return value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeafDataset(SavableDataset):
-    """One split part of a dataset, with how it is ordered.
+    """One split part of a dataset, with its order.
 
     Attributes:
-        path: The dataset's folder, a file, or what else names data of some kind.
-        kind: What is there; None: that is looked at when it is opened.
-        split_part: Name of the split part, as in the split configuration; a JSONL file has but one, whatever its name.
-        subset: Its samples to take; excluded ones count.
-        where: Which of these to take, by their columns.
-        tags: What the program and the metadatasets say of `subflavors`.
-        split_ratio: How what has no split file is split.
-        training: Whether samples are shuffled; otherwise they come in the order of the shards.
-        max_samples_per_sequence: Consecutive samples that are read together (the block of the block shuffle); None:
-            every sample is placed by itself (full shuffle), but for object stores, where about 4 MiB are read together.
-        shuffle_buffer_size: At least how many samples mix, where blocks are read; None or less than a block: a block
-            in each lane.
+        path: The dataset's folder, a file, or another identifier of data.
+        kind: Kind of the data; None: detected on opening.
+        split_part: Name of the split part in the split configuration; a JSONL file has one part, with any name.
+        subset: Range of its samples; excluded ones count.
+        where: Condition on columns that selects among these.
+        tags: `subflavors` set by the program and the metadatasets.
+        split_ratio: Split for data without a split file.
+        training: Whether samples are shuffled; otherwise they keep the order of the shards.
+        max_samples_per_sequence: Consecutive samples that are read together (the block of the block shuffle). None: a
+            full shuffle, except that object stores are read in blocks of about 4 MiB.
+        shuffle_buffer_size: Minimum number of samples that mix when blocks are read; None or less than a block: one
+            block in each lane.
         parallel_shard_iters: Blocks that mix in each lane, where batches are formed inside a lane.
-        shuffle_over_epochs_multiplier: Passes that are shuffled as one; -1: draw with replacement; None: keep order.
-        written: The path as the configuration writes it (the folder's name, for a dataset given by itself).
-        through: Paths of the nested metadatasets that lead here, as written, outermost first.
-        name: The leaf's identity in random keys; default: `through` and `written`, the split part, the subset, `where`
-            and the occurrence number among equals. So a moved folder keeps its order.
-        task_encoder: Its decoder and cookers make samples of the parts.
+        shuffle_over_epochs_multiplier: Passes that are shuffled together; -1: draw with replacement; None: keep order.
+        written: The path as written in the configuration (for a single dataset, the folder name).
+        through: Paths of the enclosing metadatasets, as written, outermost first.
+        name: The leaf's identity in random keys. Default: `through` and `written`, the split part, the subset, `where`,
+            and an occurrence number for duplicates. A moved folder therefore keeps its order.
+        task_encoder: Its decoder and cookers make samples from parts.
         trusted_modules: Modules that the dataset's own configuration may name.
-        aux: Stores that its cookers read from by key, by the name of the parameter.
-        definition: How samples are made; then the dataset's own configuration is not read. Default: as that says.
-        place: Where a metadataset names it, for messages.
-        held: What `check` read, for `resolve`.
+        aux: Stores that its cookers read by key, by parameter name.
+        definition: How samples are made; replaces the dataset's own configuration, which is then not read.
+        place: Its position in a metadataset, for messages.
+        checked: Result of `check`, for `resolve`.
     """
 
     path: str
@@ -145,37 +145,37 @@ class LeafDataset(SavableDataset):
     aux: Mapping[str, AuxReference] = field(default_factory=dict[str, AuxReference])
     definition: SampleDefinition | None = None
     place: Place = field(default=Place("LeafDataset"), compare=False, repr=False)
-    held: Held = field(default_factory=Held, init=False, compare=False, repr=False)
+    checked: CheckResult = field(default_factory=CheckResult, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self.ordering()
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What distinguishes this leaf from others in a configuration, before occurrences are counted."""
+        """Identity of this leaf among the leaves of a configuration, before duplicates are counted."""
         if self.name is not None:
             return ("name", self.name)
         return ("path", self.label, self.split_part, part_of(self.subset, self.where))
 
     @property
     def paths(self) -> list[EPath]:
-        """The path alone: programs that were written for Energon look for it here."""
+        """The path as a list, for programs written for Energon."""
         return [EPath(self.path)]
 
     @property
     def kind_there(self) -> Kind:
-        """What is at its path."""
+        """The kind of the data at its path."""
         return self.kind or kind_at(located(self.path))
 
     @property
     def subflavors(self) -> dict[str, Any]:
-        """Tags of its samples: those of its own configuration, which is read for them, and `tags`, which win."""
+        """Tags of its samples: those of its own configuration, which is read for them, overridden by `tags`."""
         opener = None if self.definition is not None else opener_of(self.kind_there)
         return {**({} if opener is None else opener.subflavors(self)), **self.tags}
 
     @property
     def label(self) -> str:
-        """The path as it is written, through all nested metadatasets; of the Hub, without a revision."""
+        """The path as written, through all enclosing metadatasets; a Hub path without its revision."""
         written = Path(without_revision(self.path)).name if self.written is None else self.written
         return "/".join(map(without_revision, (*self.through, written)))
 
@@ -183,26 +183,25 @@ class LeafDataset(SavableDataset):
         return to.leaf(self)
 
     def cook(self, leaf: Resolved, cache_pool: CachePool | None) -> HookSpec | None:
-        """What turns its crude samples into samples. See `cooking`."""
+        """Return the hook that turns its crude samples into typed ones. See `cooking`."""
         return cooking(self.task_encoder, leaf, self.aux, self.path, cache_pool)
 
     def resolve(self, *, whole: bool = False) -> ResolvedLeaf:
         """Read the dataset's configuration and open its index.
 
         Args:
-            whole: The source serves all samples of the dataset, whatever its split says, so that indices are sample
-                numbers of the dataset.
+            whole: Serve all samples of the dataset, regardless of its split. Indices are then its sample numbers.
 
         Raises:
-            DatasetNotFoundError: `path` is not there, or not prepared.
-            SplitError: There is no such split part.
+            DatasetNotFoundError: `path` does not exist, or is not prepared.
+            SplitError: The split part does not exist.
             FieldMapError: The field map does not fit the sample type.
-            UntrustedCodeError: The configuration names a class of a module that the program did not declare.
-            ConfigError: The configuration is wrong in another way.
+            UntrustedCodeError: The configuration names a class of a module that the program did not allow.
+            ConfigError: The configuration has another error.
             EmptyDatasetError: No sample is left.
-            KeyNotFoundError: There is no column that `where` asks for.
+            KeyNotFoundError: A column of `where` does not exist.
         """
-        with asked_at(self.place):
+        with errors_at(self.place):
             pinned = shared_client(storage_settings()).pinned(self.path) if is_url(self.path) else self.path
             leaf = self if pinned == self.path else replace(self, path=pinned)
             content = open_leaf(leaf, whole)
@@ -219,19 +218,19 @@ class LeafDataset(SavableDataset):
         )
 
     def check(self, *, whole: bool = False) -> None:
-        """Raise what `resolve` would, as far as it can be told without an index, and without asking a store."""
+        """Raise the errors of `resolve` that can be found without an index and without requests to a store."""
         if not is_url(self.path):
-            with asked_at(self.place):
+            with errors_at(self.place):
                 kind = self.kind_there
                 opener: Opener | None = opener_of(kind)
                 _check_files(self, kind) if opener is None else opener.check(self, whole)
 
     def ordering(self, overrides: Mapping[str, Any] | None = None, error_prefix: str = "") -> Ordering:
-        """How samples are ordered: as the program asks, or as the dataset's own configuration insists in `overrides`.
+        """Return the order of samples as set by the program, with the `overrides` of the dataset's own configuration.
 
-        Raises ConfigError if a number is not valid.
+        Raises ConfigError if a number is invalid.
         """
-        asked = {
+        settings = {
             "training": self.training,
             "shuffle_over_epochs": self.shuffle_over_epochs_multiplier if self.training else None,
             "max_samples_per_sequence": self.max_samples_per_sequence,
@@ -239,26 +238,26 @@ class LeafDataset(SavableDataset):
         }
         if overrides:
             error_prefix = f"{self.path}: "
-            asked |= {name: overrides[name] for name in asked if name in overrides}
+            settings |= {name: overrides[name] for name in settings if name in overrides}
         return Ordering(
             error_prefix=error_prefix,
-            training=bool(asked["training"]),
-            passes=asked["shuffle_over_epochs"],
-            block=asked["max_samples_per_sequence"],
+            training=bool(settings["training"]),
+            passes=settings["shuffle_over_epochs"],
+            block=settings["max_samples_per_sequence"],
             mixing=self.shuffle_buffer_size,
-            blocks_in_lane=asked["parallel_shard_iters"],
+            blocks_in_lane=settings["parallel_shard_iters"],
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Content:
-    """What is at the path of a leaf.
+    """The opened content of a leaf's path.
 
     Attributes:
-        source: Its samples, those of the split part and the subset alone.
+        source: The samples of the split part and the subset.
         definition: How samples are made.
-        subflavors: Tags that a configuration beside the data gives them.
-        overrides: Arguments of `LeafDataset.ordering` on which that configuration insists.
+        subflavors: Tags from a configuration next to the data.
+        overrides: Arguments of `LeafDataset.ordering` that this configuration fixes.
     """
 
     source: Source
@@ -268,18 +267,18 @@ class Content:
 
 
 class Opener(Protocol):
-    """Opens leaves of a kind whose data have a configuration or split parts of their own: `Kind.opener`."""
+    """Opens leaves of a kind whose data have their own configuration or split parts: `Kind.opener`."""
 
     def open(self, leaf: LeafDataset, whole: bool) -> Content:
-        """Open a leaf; `whole`: all samples at its path, whatever its split and subset say."""
+        """Open a leaf; `whole`: all samples at its path, regardless of split and subset."""
         ...
 
     def check(self, leaf: LeafDataset, whole: bool) -> None:
-        """Raise what `open` would, as far as it can be known without an index."""
+        """Raise the errors of `open` that can be found without an index."""
         ...
 
     def subflavors(self, leaf: LeafDataset) -> Mapping[str, Any]:
-        """Tags that the configuration beside the data gives its samples, which is read for them."""
+        """Return the tags from the configuration next to the data, which is read for them."""
         ...
 
 
@@ -291,7 +290,7 @@ def open_leaf(leaf: LeafDataset, whole: bool) -> Content:
 
 
 def _open_files(leaf: LeafDataset, whole: bool, kind: Kind) -> Content:
-    """Files that are read as they are, of crude samples: one split part, whatever it is called, unless by a ratio."""
+    """Open files of crude samples. They form one split part, with any name, unless a ratio splits them."""
     assert kind.open is not None
     _check_files(leaf, kind)
     definition = leaf.definition
@@ -308,7 +307,7 @@ def _open_files(leaf: LeafDataset, whole: bool, kind: Kind) -> Content:
 
 
 def _decoder_of(leaf: LeafDataset, definition: SampleDefinition, found: Opened) -> SampleDecoder | ColumnDecoder | None:
-    """What decodes the parts."""
+    """Return the decoder of the parts."""
     if found.decoded == "never":
         return None
     if found.decoded == "always" and leaf.definition is None and definition.decoder is None:
@@ -319,7 +318,7 @@ def _decoder_of(leaf: LeafDataset, definition: SampleDefinition, found: Opened) 
 
 
 def _chosen_of(leaf: LeafDataset, found: Opened) -> Source:
-    """The samples of the split part and the subset, for which `where` holds."""
+    """Return the samples of the split part and the subset that meet `where`."""
     ratio, subset, rows = leaf.split_ratio, leaf.subset, found.rows
     runs = None if ratio is None else ratio.runs(leaf.split_part, rows.shard_counts)
     total = len(found.source) if runs is None else sum(end - begin for begin, end in runs)
@@ -336,20 +335,20 @@ def _check_files(leaf: LeafDataset, kind: Kind) -> None:
 
 
 def refuse_configuration(leaf: LeafDataset, kind: str) -> None:
-    """Raise ConfigError where a leaf names files that its kind does not have."""
+    """Raise ConfigError if a leaf names a configuration file that its kind does not have."""
     for name, given in (("split_config", leaf.split_config), ("dataset_config", leaf.dataset_config)):
         if given not in (None, _DATASET_CONFIG):
-            raise ConfigError(f"{leaf.path}: {name}={given!r}, but {kind} has no {name}; leave it out")
+            raise ConfigError(f"{leaf.path}: {name}={given!r}, but {kind} has no {name}: remove it")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """Makes a sample of a crude one by a function that gives its fields; picklable if that is.
+    """Makes a typed sample from a crude one with a function that returns its fields. Picklable if the function is.
 
     Attributes:
-        sample_type: Of the samples.
-        fields: Gives them, as a mapping; of the base of all samples those that are to differ.
-        decoder: Decodes the parts before; None leaves them bytes.
+        sample_type: Type of the samples.
+        fields: Returns the fields as a mapping, with those base fields that are to differ.
+        decoder: Decodes the parts first; None keeps them as bytes.
     """
 
     sample_type: type[Any]

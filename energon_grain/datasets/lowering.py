@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowering: from dataset nodes to what the engine runs.
+"""Lowering: from dataset nodes to the engine.
 
-Each node lowers itself, `node.lower(to)`: it asks `to` for what lies below it, and gives an `IndexPart` (its order is
-arithmetic on positions, with pure hooks on samples) or a `LanePart` (operators that lanes run). The outermost nodes may
-instead take part in what works on whole steps, `node.on_steps(steps)`. So a kind of node is one file: what the user
-writes, how it lowers, and the operator that it lowers to. `compile_dataset` puts it all together.
+Each node lowers itself with `node.lower(to)`. It lowers the nodes below through `to`, and returns an `IndexPart` (its
+order is arithmetic on positions, with pure hooks on samples) or a `LanePart` (operators that run in lanes). The
+outermost nodes may instead work on whole steps, `node.on_steps(steps)`. Each kind of node is therefore one file: the
+description, its lowering, and the operator. `compile_dataset` combines the result.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from energon_grain.stream.worker_config import WorkerConfig
 _logger = logging.getLogger("energon_grain")
 DEFAULT_LANES = 48
 BUFFERS_IN_LANE = 20
-"""Full buffers that a lane should have in a pass that packs or groups: one of them, the last, is not full."""
+"""Full buffers per lane in a pass that packs or groups. The last buffer of a lane is incomplete."""
 BLOCKS_IN_LANE = 16
-"""Blocks that mix in a lane where batches or packs are formed in it: `parallel_shard_iters`."""
+"""Default of `parallel_shard_iters`: blocks that mix in a lane that forms batches or packs."""
 SAMPLES_IN_LANE = 1600
-"""The same where the source says what a block is: as many samples as that would be of blocks of 100."""
+"""Samples that mix in a lane if the source sets the block size: the number in 16 blocks of 100."""
 _MOST_DROPPED = 1000
 
 
 class Node(Protocol):
-    """A dataset, as far as lowering knows one. See `SavableDataset`."""
+    """The part of a dataset node that lowering uses. See `SavableDataset`."""
 
     @property
     def worker_config(self) -> WorkerConfig: ...
@@ -64,21 +64,21 @@ class Node(Protocol):
     def lower(self, to: Lowering, /) -> Part: ...
 
     def on_steps(self, steps: Steps, /) -> Node | None:
-        """Take part in what works on whole steps, and say what it stands on; None: it is lowered for lanes instead."""
+        """Take part in whole steps and return the dataset below; None: the node is lowered for lanes instead."""
         ...
 
 
 class LeafNode(Node, Protocol):
-    """A node with samples of its own."""
+    """A node with its own samples."""
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What distinguishes it from others in a configuration, before occurrences are counted."""
+        """Identity of this node among the leaves of a configuration, before duplicates are counted."""
         ...
 
     @property
     def task_encoder(self) -> HookOwner:
-        """Whose failure tolerance holds for decoding."""
+        """Owner of the failure tolerance for decoding."""
         ...
 
     def resolve(self) -> Resolved:
@@ -86,7 +86,7 @@ class LeafNode(Node, Protocol):
         ...
 
     def cook(self, leaf: Any, cache_pool: CachePool | None, /) -> HookSpec | None:
-        """What turns its crude samples into samples."""
+        """Return the hook that turns its crude samples into typed ones."""
         ...
 
 
@@ -95,10 +95,10 @@ class LeafPart:
     """One leaf of the graph.
 
     Attributes:
-        key: Its identity in random keys, the occurrence among equal ones included.
-        seed: 64-bit hash of the seed that holds where it stands.
-        number: Among all leaves, in document order.
-        in_lane: Whether batches, groups or packs are formed in a lane above it.
+        key: Its identity in random keys, including the occurrence number among duplicates.
+        seed: 64-bit hash of the seed at its place in the graph.
+        number: Its number among all leaves, in document order.
+        in_lane: Whether a lane above it forms batches, groups or packs.
     """
 
     node: LeafNode
@@ -110,7 +110,7 @@ class LeafPart:
     hooks: list[HookSpec] = field(default_factory=list[HookSpec])
 
     def add_hook(self, hook: HookSpec) -> None:
-        """Apply a hook behind the others."""
+        """Append a hook."""
         self.hooks.append(with_own_name(hook, self.hooks))
 
     def _window(self, block: int, lanes: int, usual: int) -> int:
@@ -119,7 +119,7 @@ class LeafPart:
         return window_blocks(block=block, lanes=lanes, shuffle_buffer_size=ordering.mixing, at_least=at_least)
 
     def order(self, lanes: int, runs: bool) -> LeafOrder:
-        """The order of its samples; `runs`: whether lanes ask for contiguous runs of positions."""
+        """Return the order of its samples; `runs`: whether lanes read contiguous runs of positions."""
         ordering, samples = self.resolved.ordering, len(self.resolved.source)
         key = fold(self.seed, "leaf", *self.key)
         if not ordering.training or ordering.passes is None:
@@ -130,8 +130,8 @@ class LeafPart:
             starts = source.block_starts(ordering.block)
             block = -(-samples // (len(starts) - 1))
         if block is not None and samples * passes < block * lanes:
-            # With fewer blocks than lanes, lanes would share blocks, and hardly more than the order inside a lane's few
-            # samples would be random. It is a small dataset, too.
+            # With fewer blocks than lanes, lanes would share blocks, and only the order of the few samples inside a
+            # lane would be random. Such a dataset is small anyway.
             block = starts = None
         window = 1
         if block is not None:
@@ -149,12 +149,12 @@ class LeafPart:
         )
 
     def spec(self, lanes: int, runs: bool, cache_pool: CachePool | None) -> LeafSpec:
-        """Everything that the stream needs of it."""
+        """Return the specification of the leaf for the stream."""
         order, source = self.order(lanes, runs), self.resolved.source
         if order.shuffle and isinstance(source, ReadInBlocks):
-            said = source.warn_of_order(None if order.block is None else order.window * lanes)
-            if said is not None:
-                _logger.warning(said)
+            warning = source.warn_of_order(None if order.block is None else order.window * lanes)
+            if warning is not None:
+                _logger.warning(warning)
         return LeafSpec(
             key=self.key,
             leaf=self.resolved,
@@ -167,7 +167,7 @@ class LeafPart:
 
 
 class PlannedItems(Protocol):
-    """A part whose items of several samples are planned."""
+    """A part with planned items of several samples."""
 
     def spec(self) -> ItemSpec: ...
 
@@ -179,11 +179,11 @@ class IndexPart:
     Attributes:
         leaves: From left to right.
         routes: None for a single leaf.
-        passes: None where it is endless.
-        drops: Whether it has a filter, so that positions are not items.
-        same_pass: Every pass is the first again.
+        passes: None if the part is endless.
+        drops: Whether it has a filter, so that positions differ from items.
+        same_pass: Whether every pass repeats the first.
         batches: Whether its samples are batches.
-        one_pass: Where it is endless: positions of one pass over what is repeated.
+        one_pass: For an endless part: positions of one pass over the repeated data.
     """
 
     leaves: list[LeafPart]
@@ -196,7 +196,7 @@ class IndexPart:
     one_pass: int = 0
 
     def items(self) -> int:
-        """Positions of a pass; endless: of one pass over what is repeated."""
+        """Positions of a pass; for an endless part, of one pass over the repeated data."""
         return self.one_pass if self.passes is None else self.passes.length(0)
 
     def add_hook(self, hook: HookSpec) -> None:
@@ -204,19 +204,19 @@ class IndexPart:
         for leaf in self.leaves:
             leaf.add_hook(hook)
 
-    def repeat_for_ever(self) -> None:
+    def repeat_forever(self) -> None:
         self.one_pass, self.passes = self.items(), None
 
     def over(self, router: Router) -> RouteTree:
-        """The routes with a router of one child on top."""
+        """Return the routes below a router with one child."""
         return RouteTree(router, [self.routes])
 
     def runs(self) -> Sequence[bool]:
-        """For each leaf, whether lanes ask it for contiguous runs of positions."""
+        """Return, for each leaf, whether lanes read contiguous runs of its positions."""
         return self.routes.runs if self.routes is not None else (False,)
 
     def index_map(self, lanes: int) -> IndexMap:
-        """The order of the part, whose leaves are counted from 0."""
+        """Return the order of the part, with its leaves numbered from 0."""
         orders = [leaf.order(lanes, runs) for leaf, runs in zip(self.leaves, self.runs(), strict=True)]
         return IndexMap(
             routes=self.routes,
@@ -227,9 +227,9 @@ class IndexPart:
         )
 
     def equal_length(self, where: str) -> int:
-        """Length of a pass, where it is finite and all passes are equally long.
+        """Return the length of a pass, if the part is finite and all passes have the same length.
 
-        Raises ConfigError if it is something else.
+        Raises ConfigError otherwise.
         """
         if self.passes is None:
             raise ConfigError(
@@ -237,8 +237,8 @@ class IndexPart:
             )
         if not isinstance(self.passes, EqualPasses):
             raise ConfigError(
-                f"{where} cannot hold a blend by repetitions, whose epochs may differ by a sample; multiply its "
-                f"repetitions into one flat `blend_epochized`"
+                f"{where} cannot contain a blend by repetitions, because its epochs may differ by a sample: multiply "
+                f"its repetitions into one flat `blend_epochized`"
             )
         return self.passes.samples
 
@@ -252,7 +252,7 @@ class LanePart:
     batches: bool = False
 
     def items(self) -> int:
-        """Items of a pass, about; endless: of one pass over what is repeated."""
+        """Approximate items of a pass; for an endless part, of one pass over the repeated data."""
         return self.operator.items()
 
 
@@ -261,20 +261,20 @@ Part = IndexPart | LanePart
 
 @dataclass(slots=True)
 class Steps:
-    """What stands above the graph that lanes run: it works on whole steps.
+    """The nodes above the lanes' graph, which work on whole steps.
 
     Attributes:
-        of_batches: Whether steps are batches; else items are delivered one by one, and no hook works on steps.
+        of_batches: Whether steps are batches; otherwise items are delivered one by one, and no hook works on steps.
         batch: Makes the batches of a step.
-        epochs: Lengths of virtual epochs that cut the stream, the outermost first: in batches, of how many items a pass
-            has and how many a step of all hosts takes.
+        epochs: Lengths of virtual epochs that divide the stream, outermost first: in batches, as functions of the items
+            in a pass and of the items in a step of all hosts.
         limit: Batches per host after which a pass ends.
-        repeat: Repeats for ever what lanes run; None: passes end.
-        repeat_for_limit: Each pass is the first again, and repeats what is below as often as `limit` takes; makes of
-            what lanes run passes of so many items, given their number of lanes.
-        seed: 64-bit hash of the seed that holds below, where it differs from the run's.
-        watching: Nodes that hand items on as they are, the outermost first: they see the same below what cuts.
-        observers: Make observers of the stream, by the class of the node: an inner one takes the place of an outer one.
+        repeat: Repeats the operators of the lanes forever; None: passes end.
+        repeat_for_limit: Makes each pass equal to the first, and repeats the data below up to `limit`. Turns the
+            operators of the lanes into passes of a given number of items, for a number of lanes.
+        seed: 64-bit hash of the seed below, if it differs from the run's.
+        watching: Nodes that return items unchanged, outermost first. They see the same items below cuts of the stream.
+        observers: Factories of stream observers by node class; an inner one replaces an outer one.
     """
 
     below: Node
@@ -292,7 +292,7 @@ class Steps:
 
     @classmethod
     def over(cls, dataset: Node) -> Steps:
-        """Everything down to the outermost batch; where there is none, what only cuts the stream, or watches it."""
+        """Collect the nodes down to the outermost batch; without one, the nodes that cut or watch the stream."""
         for of_batches in (True, False):
             steps = cls(below=dataset, of_batches=of_batches)
             while (child := steps.below.on_steps(steps)) is not None:
@@ -306,24 +306,24 @@ class Steps:
         return steps
 
     def cut(self) -> None:
-        """Check that the stream is cut in one way only. Raises ConfigError if it is not."""
+        """Check that only one node cuts the stream. Raises ConfigError otherwise."""
         if len(self.epochs) + (self.limit is not None) > 1:
             raise ConfigError(
                 "several of EpochizeDataset (or virtual_epoch_length) and LimitDataset (or limit=) cut one stream: "
-                "keep the one that says how many batches an iteration shall have"
+                "keep only the one with the number of batches per iteration"
             )
 
 
 @dataclass(slots=True)
 class _Graph:
-    """What all places of a graph share while it is lowered.
+    """State shared by all places of a graph during lowering.
 
     Attributes:
-        hosts: Number of hosts, for blends that choose once a step.
-        resolved: The leaves in document order, where they were resolved before.
-        planned: Parts whose items of several samples are planned.
-        runs: For each leaf by its number, whether lanes ask for contiguous runs.
-        ragged: Whether consecutive items may be batches of different datasets or groups, whose shapes differ.
+        hosts: Number of hosts, for blends that choose once per step.
+        resolved: The leaves in document order, if already resolved.
+        planned: Parts with planned items of several samples.
+        runs: For each leaf by number, whether lanes read contiguous runs.
+        ragged: Whether consecutive items may be batches of different datasets or groups, with different shapes.
     """
 
     lanes: int
@@ -341,18 +341,18 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowering:
-    """A place in the graph that is lowered: what holds there, and what a node needs of its surroundings.
+    """A place in the graph during lowering: the settings there, and access to the rest of the graph.
 
     Attributes:
-        place: Numbers of the children of mixtures on the way down.
-        level: Stateful nodes on the way down; with `place` it keys a node's random choices.
-        in_lane: Whether batches, groups or packs are formed in a lane above.
-        stripe: Batch size of the batches that are formed right above; else 1.
-        endless: Whether all that is here is repeated for ever: then passes have no meaning, and batches, groups and
-            packs go over the ends of them.
-        iterated: Whether a function from stream to stream stands above.
-        outermost: Whether what is made here is an item of the lane, so that the batch is known.
-        begins: The round of each lane of this place, int64 (L,), at which each amendment of the run begins.
+        place: Child numbers in mixtures on the path from the top.
+        level: Number of stateful nodes on that path; keys a node's random choices, together with `place`.
+        in_lane: Whether a lane above forms batches, groups or packs.
+        stripe: Batch size of the batches formed directly above; otherwise 1.
+        endless: Whether everything here is repeated forever. Passes then have no meaning, and batches, groups and packs
+            cross their ends.
+        iterated: Whether a function from stream to stream is above.
+        outermost: Whether items made here are items of the lane, whose batch is known.
+        begins: First round of each amendment of the run in each lane of this place, int64 (L,).
     """
 
     graph: _Graph
@@ -375,15 +375,15 @@ class Lowering:
         return self.graph.hosts
 
     def lower(self, dataset: Node, **changes: Any) -> Part:
-        """A node below one that hands on its items; `changes`: what holds there, and is otherwise as here.
+        """Lower a node below one that returns its items; `changes`: settings that differ from this place.
 
-        Raises ConfigError if the nodes do not fit together, or a leaf's configuration is wrong, and EmptyDatasetError
-        if a leaf is empty.
+        Raises ConfigError if the nodes do not fit together, or if the configuration of a leaf is invalid, and
+        EmptyDatasetError if a leaf is empty.
         """
         return dataset.lower(replace(self, **changes) if changes else self)
 
     def below(self, dataset: Node, *, forms: bool = False, stripe: int = 1, iterated: bool = False) -> Part:
-        """A node below one that has a state; `forms`: one that batches, groups or packs. Raises as `lower`."""
+        """Lower a node below one with state; `forms`: whether that one batches, groups or packs. Raises as `lower`."""
         return self.lower(
             dataset,
             level=self.level + 1,
@@ -400,13 +400,13 @@ class Lowering:
         endless: bool = False,
         counts_at: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint64]] | None = None,
     ) -> list[Part]:
-        """The nodes below a mixture. Raises as `lower`.
+        """Lower the nodes below a mixture. Raises as `lower`.
 
         Args:
             datasets: The children.
-            endless: Whether they are repeated for ever.
-            counts_at: Rounds of each child, (children, L), before a round of each lane; None: of no mixture that can be
-                amended.
+            endless: Whether they are repeated forever.
+            counts_at: Returns the rounds of each child, (children, L), before a round of each lane; None: the children
+                cannot be amended.
         """
         begins = [] if counts_at is None else [counts_at(rounds).astype(np.int64) for rounds in self.begins]
         return [
@@ -436,23 +436,23 @@ class Lowering:
         return IndexPart([part], None, EqualPasses(len(part.resolved.source)), None)
 
     def key(self, purpose: str) -> int:
-        """64-bit key of a node: no two of one purpose at one place share it."""
+        """Return a 64-bit key for a node, unique for its purpose and place."""
         place = (purpose, self.place, self.level)
         self.graph.keys[place] += 1
         return fold(self.seed, *place, self.graph.keys[place])
 
     def operator(self, part: Part, *, stripe: int | None = None, endless: bool | None = None) -> LaneOperator:
-        """What lanes run for a part; an index map becomes a feed.
+        """Return the lane operator of a part; an index map becomes a feed.
 
         Args:
-            part: Of what lies below.
-            stripe: Batch size of batches that lanes form above a finite one; default: as holds here.
-            endless: Whether what stands above repeats it for ever; likewise.
+            part: The lowered node below.
+            stripe: Batch size of batches that lanes form above a finite part. Default: the setting of this place.
+            endless: Whether a node above repeats it forever. Default: the setting of this place.
         """
         if isinstance(part, LanePart):
             return part.operator
         if self.endless if endless is None else endless:
-            part.repeat_for_ever()
+            part.repeat_forever()
         graph = self.graph
         feed = Feed(
             index=len(graph.feeds),
@@ -468,14 +468,14 @@ class Lowering:
         return feed
 
     def push(self, part: Part, hook: HookSpec) -> bool:
-        """Apply a hook to each item where samples are read, if that gives the same; whether it does."""
+        """Apply a hook to items where samples are read, if the result is the same. Returns whether it was applied."""
         parts = [part] if isinstance(part, IndexPart) else self._parts_below(part.operator)
         for each in parts or ():
             each.add_hook(hook)
         return parts is not None
 
     def _parts_below(self, operator: LaneOperator) -> list[IndexPart] | None:
-        """Index maps of an operator whose items are theirs, whatever their values; None: it has others."""
+        """Return the index maps whose items an operator returns, regardless of values; None: it makes other items."""
         if isinstance(operator, Feed):
             return [self.graph.parts_of[operator.index]]
         below = [self._parts_below(child) for child in operator.children] if operator.chooses else [None]
@@ -484,13 +484,13 @@ class Lowering:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What makes a description one particular run.
+    """Settings of one run.
 
     Attributes:
-        seed: Of every random choice.
-        seed_offset: Mixed into it.
+        seed: Seed of every random choice.
+        seed_offset: Mixed into the seed.
         lanes: L; None: lcm(48, hosts), or fewer for finite passes that pack or group.
-        same_pass: Every pass is the first one again.
+        same_pass: Whether every pass repeats the first.
     """
 
     seed: int = 0
@@ -511,29 +511,29 @@ def compile_dataset(
     resolved: Sequence[Resolved] | None = None,
     begins: Sequence[npt.NDArray[np.int64]] = (),
 ) -> StreamSpec:
-    """Resolve a dataset into everything that decides what comes out of it.
+    """Resolve a dataset into everything that determines its stream.
 
     Args:
         dataset: Outermost node.
-        hosts: Number of hosts, for the default of `lanes`; default: as the dataset's `worker_config` says.
-        cache_pool: What hooks get as `cache`; None: what their task encoder says.
-        resolved: The leaves in document order, where they were resolved before.
-        begins: The round of each lane at which each amendment of the run begins; see `Lowering.begins`.
+        hosts: Number of hosts, for the default of `lanes`. Default: from the dataset's `worker_config`.
+        cache_pool: The `cache` of hooks; None: that of their task encoder.
+        resolved: The leaves in document order, if they are already resolved.
+        begins: See `Lowering.begins`.
 
     Raises:
-        ConfigError: The nodes do not fit together, or a leaf's configuration is wrong.
+        ConfigError: The nodes do not fit together, or the configuration of a leaf is invalid.
         EmptyDatasetError: A leaf is empty.
     """
     hosts = hosts or dataset.worker_config.world_size
     settings, steps = settings_of(dataset), Steps.over(dataset)
     to, part = _lowered(steps, settings, hosts, resolved, tuple(begins))
-    lanes, at_once = to.lanes, hosts * (1 if steps.batch is None else steps.batch.size)
+    lanes, step_items = to.lanes, hosts * (1 if steps.batch is None else steps.batch.size)
     _check_balance(steps, part)
-    _repeat_for_limit(part, steps, at_once, lanes)
+    _repeat_for_limit(part, steps, step_items, lanes)
     same_pass = any((settings.same_pass, steps.same_pass, steps.repeat_for_limit is not None))
     if isinstance(part, IndexPart):
         part.same_pass = same_pass = part.same_pass or same_pass
-    epoch = min((length(part.items(), at_once) for length in steps.epochs), default=None)
+    epoch = min((length(part.items(), step_items) for length in steps.epochs), default=None)
     index_map, program, runs = _order_of(part, to, steps)
     return StreamSpec(
         seed=settings.key,
@@ -561,7 +561,7 @@ def _lowered(
     resolved: Sequence[Resolved] | None,
     begins: tuple[npt.NDArray[np.int64], ...],
 ) -> tuple[Lowering, Part]:
-    """Lower what is below the steps, with the lanes of the run."""
+    """Lower the nodes below the steps, with the lanes of the run."""
     seed = settings.key if steps.seed is None else steps.seed
     lanes = settings.lanes or math.lcm(DEFAULT_LANES, hosts)
     graph = _Graph(lanes, hosts, resolved)
@@ -579,17 +579,17 @@ def _lowered(
 def _check_balance(steps: Steps, part: Part) -> None:
     if steps.batch is not None and steps.batch.placing is not None and (isinstance(part, LanePart) or part.drops):
         raise ConfigError(
-            f"{steps.batch.placing.asked}: which samples make a step of this dataset depends on what is in them "
-            f"(it filters, groups, packs or generates), so hosts cannot know beforehand what each costs: filter by "
-            f"columns (where=…) and pack by a plan (packing=PackingPlan(…)), or leave balance out"
+            f"{steps.batch.placing.requested_by}: this dataset filters, groups, packs or generates, so the samples of "
+            f"a step depend on their content and hosts cannot know their costs in advance. Filter by columns (where=…) "
+            f"and pack by a plan (packing=PackingPlan(…)), or remove balance"
         )
 
 
 def _order_of(part: Part, to: Lowering, steps: Steps) -> tuple[IndexMap | None, Program | None, Mapping[int, bool]]:
-    """The arithmetic or the program of a run, and for each leaf whether lanes ask it for runs of positions."""
+    """Return the index map or program of a run, and whether lanes read contiguous runs of each leaf."""
     if isinstance(part, IndexPart):
         if to.endless:
-            part.repeat_for_ever()
+            part.repeat_forever()
         runs = {leaf.number: each for leaf, each in zip(part.leaves, part.runs(), strict=True)}
         return part.index_map(to.lanes), None, runs
     root = part.operator
@@ -598,26 +598,26 @@ def _order_of(part: Part, to: Lowering, steps: Steps) -> tuple[IndexMap | None, 
     return None, Program(root=root, feeds=tuple(to.graph.feeds)), to.graph.runs
 
 
-def _repeat_for_limit(part: Part, steps: Steps, at_once: int, lanes: int) -> None:
-    """Let a part go on over its passes until the limit is reached, where the steps say so."""
+def _repeat_for_limit(part: Part, steps: Steps, step_items: int, lanes: int) -> None:
+    """Let a part continue over its passes until the limit is reached, if the steps request it."""
     if steps.repeat_for_limit is None or steps.limit is None:
         return
-    items = steps.limit * at_once
+    items = steps.limit * step_items
     if isinstance(part, IndexPart):
-        # Enough in every lane where hooks drop all but one sample of each pass, or of each `_MOST_DROPPED`.
+        # Sufficient in every lane even if hooks drop all but one sample of each pass, or of each `_MOST_DROPPED`.
         enough = -(-items // lanes) * lanes * min(part.items(), _MOST_DROPPED)
-        part.repeat_for_ever()
+        part.repeat_forever()
         part.passes = EqualPasses(enough)
     elif part.operator.finite:
         part.operator = steps.repeat_for_limit(part.operator, items, lanes)
 
 
 def _lanes_for(root: LaneOperator, hosts: int) -> int:
-    """The default number of lanes where passes end: what is left in them at the end should hardly matter.
+    """Return the default number of lanes for finite passes, which keeps the remainder at the end of lanes small.
 
-    As many as leave each of them `BUFFERS_IN_LANE` buffers in a pass, of the divisors of lcm(48, hosts) that are
-    multiples of the hosts; one a host at least. So it does not depend on the number of hosts as long as that divides
-    what one host would take.
+    The result is the largest divisor of lcm(48, hosts) that is a multiple of the hosts and leaves each lane
+    `BUFFERS_IN_LANE` buffers per pass, and at least one lane per host. It does not depend on the number of hosts as
+    long as that divides the result for one host.
     """
     most = math.lcm(DEFAULT_LANES, hosts)
     enough = min((buffers // BUFFERS_IN_LANE for buffers in root.buffers()), default=most)
@@ -632,7 +632,7 @@ def _outermost_settings(dataset: Node) -> Any:
 
 
 def settings_of(dataset: Node) -> Settings:
-    """Seed and lanes of a run: of the outermost settings, or of those of the parts that it is put together from.
+    """Return the seed and lanes of a run: of the outermost settings, or of the combined parts.
 
     Raises ConfigError if the parts contradict each other.
     """
@@ -641,24 +641,23 @@ def settings_of(dataset: Node) -> Settings:
     if not own:
         return Settings(seed_offset=offset)
     outermost = _outermost_settings(dataset)
-    said = {each.lanes for each in own} - {None}
+    numbers = {each.lanes for each in own} - {None}
     if outermost is not None and outermost.lanes is not None:
-        said = {outermost.lanes}
-    if len(said) > 1:
+        numbers = {outermost.lanes}
+    if len(numbers) > 1:
         raise ConfigError(
-            f"datasets with lanes={sorted(lanes for lanes in said if lanes)} in one stream: lanes are a constant of "
-            f"the run; give all parts the same number"
+            f"datasets with lanes={sorted(lanes for lanes in numbers if lanes)} in one stream: use one number for all"
         )
     return Settings(
         seed=own[0].seed,
         seed_offset=offset if outermost is None else outermost.seed_offset,
-        lanes=next(iter(said), None),
+        lanes=next(iter(numbers), None),
         same_pass=all(each.same_pass for each in own),
     )
 
 
 def _all_settings(node: Node) -> Iterator[Settings]:
-    """All settings in a graph, the outermost first, from left to right."""
+    """Yield all settings in a graph, outermost first, from left to right."""
     if (own := _settings(node)) is not None:
         yield own
     for below in nodes_below(node):
@@ -671,7 +670,7 @@ def _settings(node: Any) -> Settings | None:
 
 
 def nodes_below(node: Any) -> Iterator[Any]:
-    """The datasets that a node stands on, from left to right."""
+    """Yield the datasets directly below a node, from left to right."""
     for each in dataclasses.fields(node):
         value = getattr(node, each.name)
         for below in value if isinstance(value, tuple) else (value,):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of samples: map and filter."""
+"""Map and filter nodes: functions of samples."""
 
 from __future__ import annotations
 
@@ -20,28 +20,27 @@ from energon_grain.stream.worker_config import WorkerConfig
 
 @node
 class MapDataset(SavableDataset):
-    """A function of each sample (below a `BatchDataset`) or of each batch (above one).
+    """Applies a function to each sample (below a `BatchDataset`) or to each batch (above one).
 
     Args:
-        dataset: What the function is applied to.
-        map_fn: Called with the sample or batch; gives one in return, or, as a generator function, any number.
+        dataset: Input of the function.
+        map_fn: Takes a sample or batch and returns one; a generator function yields any number.
         hook: Name of the function in random keys, failure budgets and statistics.
-        task_encoder: Owner of the function, whose `thread_safe` and failure tolerance count.
-        failure_tolerance: Failures in a row after which the iteration ends; 0: never. Default: as `@stateless` or the
-            owner says.
-        lists: Whether the function takes a list of samples and returns one with an entry for each of them, as
-            `TaskEncoder.encode_samples` does. Lists are of what is read together; above what packs, groups, generates
-            or batches, they hold one.
-        stateless_map_fn: Accepted for compatibility: every function is expected to be pure.
+        task_encoder: Owner of the function, with its `thread_safe` and failure tolerance.
+        failure_tolerance: Failures in a row that end iteration; 0: never. Default: set by `@stateless` or the owner.
+        lists: Whether the function takes a list of samples and returns a list with one entry per sample, as
+            `TaskEncoder.encode_samples` does. A list holds samples that are read together; above nodes that pack,
+            group, generate or batch, it holds one.
+        stateless_map_fn: Accepted for compatibility: all functions are expected to be pure.
         map_fn_config: Accepted for compatibility.
-        worker_config: Default: that of the dataset.
+        worker_config: Default: the configuration of the dataset.
 
     Raises:
-        ConfigError: `map_fn` cannot be called; or it takes lists and is a generator, or asks for seeded globals.
+        ConfigError: `map_fn` is not callable, or takes lists and is a generator or requests seeded globals.
     """
 
     _watches: ClassVar[bool] = False
-    """Whether items are handed on as they are, so that it may stand below what cuts the stream in place of above."""
+    """Whether items are returned unchanged, so the node may be moved below nodes that cut the stream."""
     dataset: SavableDataset
     map_fn: Callable[[Any], Any]
     _: KW_ONLY
@@ -57,8 +56,8 @@ class MapDataset(SavableDataset):
         check_function(self, "map_fn", self.map_fn, generator=not self.lists)
         if self.lists and restores_seeds(self.map_fn):
             raise ConfigError(
-                f"{self.hook}: restore_seeds=True seeds the generators of the process from one sample, and this hook "
-                f"is given many at once; take each sample's random numbers from `self.rngs` (or `current_draws()`)"
+                f"{self.hook}: restore_seeds=True seeds the generators of the process from one sample, but this hook "
+                f"takes many at once: use each sample's random numbers in `self.rngs` (or `current_draws()`)"
             )
         settle(self, self.dataset)
 
@@ -87,20 +86,20 @@ class MapDataset(SavableDataset):
 
 @node
 class FilterDataset(SavableDataset):
-    """The samples that a function accepts.
+    """Keeps the samples that a function accepts.
 
-    The others count as dropped: blends above give a filtered dataset its share of what is left, lengths count samples
-    before the filter.
+    Rejected samples count as dropped. A blend above gives a filtered dataset its share of the remaining samples;
+    lengths count samples before the filter.
 
     Args:
-        dataset: What is filtered.
-        filter_fn: Called with the sample; True keeps it.
-        hook: As in `MapDataset`, and so are `task_encoder` and `failure_tolerance`.
+        dataset: Dataset to filter.
+        filter_fn: Takes a sample; True keeps it.
+        hook: See `MapDataset`, also for `task_encoder` and `failure_tolerance`.
         filter_fn_config: Accepted for compatibility.
-        worker_config: Default: that of the dataset.
+        worker_config: Default: the configuration of the dataset.
 
     Raises:
-        ConfigError: `filter_fn` cannot be called, or is a generator.
+        ConfigError: `filter_fn` is not callable, or is a generator.
     """
 
     dataset: SavableDataset
@@ -139,7 +138,7 @@ class FilterDataset(SavableDataset):
 
 
 def add_hook(part: Part, hook: HookSpec, to: Lowering) -> Part:
-    """A hook on each item of a part: where samples are read, wherever that gives the same."""
+    """Apply a hook to each item of a part; where samples are read, if the result is the same."""
     if isinstance(part, LanePart) and not to.push(part, hook):
         part.operator = MapLanes(part.operator, hook, to.key(f"map {hook.name}"), to.outermost)
     elif isinstance(part, IndexPart):
@@ -149,7 +148,7 @@ def add_hook(part: Part, hook: HookSpec, to: Lowering) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A filter as a hook: it returns what it is given, or drops it."""
+    """A filter as a hook: returns its argument, or drops it."""
 
     accepts: Any
 
@@ -161,10 +160,10 @@ class Keep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MapLanes(LaneOperator):
-    """A hook on each item. Items keep their references.
+    """Applies a hook to each item. Items keep their references.
 
     Attributes:
-        outermost: Whether what it returns is an item of the lane, so that the batch is known.
+        outermost: Whether its results are items of the lane, whose batch is known.
     """
 
     child: LaneOperator
@@ -174,7 +173,7 @@ class MapLanes(LaneOperator):
 
     @property
     def inspects_items(self) -> bool:
-        """If it is a filter; what other hooks drop is no part of the order."""
+        """Whether the hook is a filter. Drops of other hooks do not affect the order."""
         return self.hook.filters
 
     def open(self, lane: Lane, state: State | None) -> Items:

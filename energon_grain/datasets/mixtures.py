@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several datasets in one stream: blend by weights, blend by repetitions, one after the other.
+"""Mixtures: blend by weights, blend by repetitions, and concatenation.
 
-And what a task encoder's builders get: the datasets of a metadataset, and how it says to combine them.
+Also the arguments of a task encoder's builders: the datasets of a metadataset, and how to combine them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _LABELS_AHEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class AmendedAt:
-    """Where the segment of an amendment begins: at a round of each lane, see `Lowering.begins`.
+    """Start of the segment of an amendment: a round of each lane, see `Lowering.begins`.
 
     Attributes:
-        number: Of the amendment in its run.
+        number: Number of the amendment in its run.
     """
 
     number: int
@@ -52,30 +52,27 @@ class AmendedAt:
 
 @dataclass(frozen=True, slots=True, init=False)
 class BlendDataset(SavableDataset):
-    """An endless mixture: each child gets its share of positions, exactly, and is repeated for ever.
+    """An endless mixture: each child receives its exact share of positions and is repeated forever.
 
-    A weight counts positions that are attempted, not samples that are accepted: samples that are dropped lower the
-    share of their dataset.
+    A weight counts attempted positions, not accepted samples: dropped samples reduce the share of their dataset.
 
     Args:
-        *dataset_weights: (dataset, weight) for each child, or one iterable of them; weights above 0, of any sum.
-        schedule: In place of the weights: `[(from_position, weights), …]`, beginning at position 0 of this blend. A
-            weight of 0 pauses a child.
-        weight_unit: What weights are shares of: by default the number of samples; with a column of all children
-            (`"tokens"`), or arithmetic of columns (`"bytes.jpg + 40 * tokens"`), the sum of that over samples. At every
-            prefix no child is further from its share than the largest single item. Children are datasets whose order
-            is known without their data: what filters, groups, batches or packs goes above the blend.
-        per_step: Choose the child once for a whole global step in place of once for each item, so that all hosts' items
-            of a step are of one child and their shapes agree; a number above 1 is that many consecutive items, in
-            place of a step's.
-        worker_config: Default: that of the first child.
+        *dataset_weights: (dataset, weight) pairs, or one iterable of pairs; weights above 0, with any sum.
+        schedule: Replaces the weights: `[(from_position, weights), …]`, from position 0 on. Weight 0 pauses a child.
+        weight_unit: Unit of the shares. Default: the number of samples. A column of all children (`"tokens"`), or
+            arithmetic of columns (`"bytes.jpg + 40 * tokens"`), uses the sum of that value over samples. In every
+            prefix, no child is further from its share than the largest single item. The order of the children must be
+            known without their data: filters, groups, batches and packs go above the blend.
+        per_step: Choose one child for a whole global step instead of one per item. All hosts' items of a step then come
+            from one child, and their shapes agree. A number above 1 chooses for that many consecutive items.
+        worker_config: Default: the configuration of the first child.
 
     Raises:
-        ConfigError: There is no child, one is not a dataset, or weights are not as described.
+        ConfigError: There is no child, one is not a dataset, or the weights are invalid.
     """
 
     datasets: tuple[SavableDataset, ...]
-    schedule: tuple[tuple[int | AmendedAt, tuple[Weight, ...]], ...]
+    schedule: tuple[tuple[int, tuple[Weight, ...]], ...]
     per_step: bool | int
     weight_unit: Expression | None
 
@@ -91,8 +88,8 @@ class BlendDataset(SavableDataset):
         unit = None if weight_unit is None else Expression.parse(str(weight_unit), where="BlendDataset: weight_unit")
         if unit is not None and per_step:
             raise ConfigError(
-                f"BlendDataset: per_step={per_step!r} with weight_unit={weight_unit!r}: a step cannot be of one "
-                f"dataset and shares by cost exact at every item; leave one of them out"
+                f"BlendDataset: per_step={per_step!r} with weight_unit={weight_unit!r}: a step from one dataset cannot "
+                f"have exact shares by cost at every item; remove one of them"
             )
         if per_step < 0:
             raise ConfigError(f"BlendDataset: per_step={per_step}: expected True, False or a number of items")
@@ -106,7 +103,7 @@ class BlendDataset(SavableDataset):
         put(self, schedule=steps, per_step=per_step, weight_unit=unit)
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`. Above filters it counts items, so that shares are exact in what is left."""
+        """See `SavableDataset.lower`. Above filters it counts items, for exact shares of the remaining samples."""
         if self.weight_unit is not None:
             parts = to.children(self.datasets, endless=True)
             return extension(BLEND_BY_COST)(to, parts, self.schedule, self.weight_unit)
@@ -139,13 +136,13 @@ class BlendDataset(SavableDataset):
     def amended(
         self, datasets: tuple[SavableDataset, ...], schedule: tuple[tuple[int | AmendedAt, tuple[Weight, ...]], ...]
     ) -> BlendDataset:
-        """The same blend over a whole run: all children that it ever had, and the weights of each segment."""
+        """Return the same blend over a whole run: all children that it ever had, and the weights of each segment."""
         blend = copy.copy(self)
         put(blend, datasets=datasets, schedule=schedule)
         return blend
 
     def _router(self, to: Lowering) -> tuple[Blend | StepBlend, int]:
-        """The arithmetic, and how many items share a choice (0: each has its own)."""
+        """Return the router, and the number of items that share a choice (0: one choice per item)."""
         lanes, width = to.lanes, self._width(to)
         key = fold(to.seed, "blend", to.place)
         if width <= 1:
@@ -155,8 +152,8 @@ class BlendDataset(SavableDataset):
         uneven = [start for start, _ in self.schedule if isinstance(start, int) and start % width]
         if uneven:
             raise ConfigError(
-                f"BlendDataset: the schedule changes at {uneven}, inside a step of {width} items: begin segments "
-                f"at multiples of it"
+                f"BlendDataset: the schedule changes at {uneven}, inside a step of {width} items: start segments at "
+                f"multiples of {width}"
             )
         schedule = [(_start(start, to, width), list(weights)) for start, weights in self.schedule]
         return StepBlend(Blend(schedule, lanes=lanes // width, key=key), width=width), width
@@ -166,24 +163,24 @@ class BlendDataset(SavableDataset):
         width = hosts if self.per_step is True else int(self.per_step)
         if width and (lanes % width or width % hosts):
             raise ConfigError(
-                f"BlendDataset: per_step={self.per_step!r} is {width} items a choice, with {hosts} hosts and {lanes} "
-                f"lanes: it must be a multiple of the number of hosts and divide the lanes. Give per_step=<the largest "
-                f"number of hosts that the run shall continue on> and a multiple of it as lanes="
+                f"BlendDataset: per_step={self.per_step!r} chooses for {width} items at once, with {hosts} hosts and "
+                f"{lanes} lanes. It must be a multiple of the number of hosts and divide the lanes: set per_step to "
+                f"the largest number of hosts that the run will use, and lanes to a multiple of it"
             )
         return width
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class BlendEpochizedDataset(SavableDataset):
-    """A finite mixture: an epoch has every sample of each child as often as its repetitions say, exactly.
+    """A finite mixture: an epoch contains every sample of each child exactly as often as its repetitions.
 
-    Fractions go on where the last epoch ended: with 0.7 repetitions of 55 samples an epoch has 38 or 39 of them, and
-    after ten epochs each was seen 7 times.
+    Fractions continue at the end of the last epoch: with 0.7 repetitions of 55 samples, an epoch contains 38 or 39 of
+    them, and after ten epochs each was seen 7 times.
 
     Args:
-        *dataset_repetitions: (dataset, repetitions) for each child, or one iterable of them; above 0. Give fractions
-            as `fractions.Fraction` or decimal numbers, which count as they are written.
-        worker_config: Default: that of the first child.
+        *dataset_repetitions: (dataset, repetitions) pairs, or one iterable of pairs; above 0. Write fractions as
+            `fractions.Fraction` or as decimal numbers, which are taken as written.
+        worker_config: Default: the configuration of the first child.
 
     Raises:
         ConfigError: There is no child, one is not a dataset, or a number is not above 0.
@@ -208,7 +205,7 @@ class BlendEpochizedDataset(SavableDataset):
             if not isinstance(part, IndexPart):
                 raise ConfigError(
                     "BlendEpochizedDataset: one of the datasets generates, groups, batches or packs, so its length is "
-                    "not known beforehand: blend by repetitions first, and pack (or batch) the blend; or use a "
+                    "unknown in advance. Blend by repetitions first and pack (or batch) the blend, or use a "
                     "BlendDataset by weights"
                 )
             parts.append(part)
@@ -230,15 +227,15 @@ class BlendEpochizedDataset(SavableDataset):
 
 @dataclass(frozen=True, slots=True, init=False)
 class ConcatDataset(SavableDataset):
-    """Finite datasets one after the other.
+    """Concatenates finite datasets.
 
     Args:
-        *datasets: In order, or one iterable of them; of a (dataset, weight) pair, as `build_val_datasets` gets them,
-            the dataset.
-        worker_config: Default: that of the first one.
+        *datasets: Datasets in order, or one iterable of them. (dataset, weight) pairs, as passed to
+            `build_val_datasets`, count as their dataset.
+        worker_config: Default: the configuration of the first dataset.
 
     Raises:
-        ConfigError: There is no dataset, or one is something else.
+        ConfigError: There is no dataset, or an argument is not one.
     """
 
     datasets: tuple[SavableDataset, ...]
@@ -265,14 +262,14 @@ class ConcatDataset(SavableDataset):
 
 
 def _start(start: int | AmendedAt, to: Lowering, width: int = 1) -> int | npt.NDArray[np.int64]:
-    """Where a segment begins, for a blend that chooses once for `width` positions."""
+    """Return the start of a segment, for a blend that chooses once for `width` positions."""
     if isinstance(start, AmendedAt):
         return StepBlend.shared_rounds(to.begins[start.number], width)
     return start // width
 
 
 def _endless(parts: Sequence[IndexPart], router: Router, mixture: dict[str, Any]) -> IndexPart:
-    """A mixture without an end, by arithmetic alone."""
+    """Return an endless mixture as an index map."""
     return IndexPart(
         leaves=_leaves(parts),
         routes=RouteTree(router, [part.routes for part in parts]),
@@ -297,7 +294,7 @@ def _concatenated(parts: Sequence[IndexPart], mixture: dict[str, Any]) -> IndexP
 
 
 def _arithmetic(parts: Sequence[Part]) -> list[IndexPart]:
-    """Those whose positions are items."""
+    """Return the parts whose positions are items."""
     return [part for part in parts if isinstance(part, IndexPart) and not part.drops]
 
 
@@ -316,17 +313,15 @@ def _leaves(parts: Sequence[IndexPart]) -> list[LeafPart]:
 def _pairs(
     node: SavableDataset, second: str, entries: tuple[Any, ...]
 ) -> tuple[tuple[SavableDataset, ...], tuple[Weight, ...]]:
-    """The datasets, and the number of each; 1 where there is none."""
-    # Of ours nothing is a list of datasets: a loader, say, which has no end, is refused below.
+    """Return the datasets, and the number of each (1 by default)."""
+    # No object of this library is a list of datasets: a loader, for example, is endless and is rejected below.
     ours = type(entries[0]).__module__.startswith("energon_grain") if entries else True
     if len(entries) == 1 and isinstance(entries[0], Iterable) and not ours:
         inside: tuple[Any, ...] = tuple(entries[0])
         if all(isinstance(each, SavableDataset | tuple) for each in inside):
             entries = inside
     if not entries:
-        raise ConfigError(
-            f"{type(node).__name__}: there is nothing to combine; pass datasets, or (dataset, {second}) pairs"
-        )
+        raise ConfigError(f"{type(node).__name__}: got nothing to combine; pass datasets, or (dataset, {second}) pairs")
     datasets: list[SavableDataset] = []
     numbers: list[Weight] = []
     for entry in entries:
@@ -358,31 +353,35 @@ def _position(start: int) -> int:
         return operator.index(start)
     except TypeError:
         raise ConfigError(
-            f"BlendDataset: a schedule's segments begin at positions, but one of this begins at {start!r}: expected a "
-            f"whole number, such as 1_000_000 for 1e6"
+            f"BlendDataset: a segment of the schedule starts at {start!r}: expected a whole number of positions, "
+            f"such as 1_000_000 for 1e6"
         ) from None
 
 
 def _check_schedule(steps: Sequence[tuple[int, tuple[Weight, ...]]], children: int) -> None:
     starts = [start for start, _ in steps]
     if not starts or starts[0] != 0 or any(late <= early for early, late in pairwise(starts)):
-        raise ConfigError(f"BlendDataset: a schedule begins at position 0 and ascends, but this one is from {starts}")
+        raise ConfigError(f"BlendDataset: a schedule must start at position 0 and ascend, but its starts are {starts}")
     for start, weights in steps:
         _check_weights(start, weights, children)
     for place, weights in enumerate(zip(*(weights for _, weights in steps), strict=True)):
         if not any(weights):
             raise ConfigError(
-                f"BlendDataset: weight {place} is 0 in every segment: it would never be drawn; leave it out"
+                f"BlendDataset: weight {place} is 0 in every segment, so its dataset is never used: remove it"
             )
 
 
 def _check_weights(start: int, weights: tuple[Weight, ...], children: int) -> None:
     if len(weights) != children:
-        raise ConfigError(f"BlendDataset: {children} datasets and {len(weights)} weights from {start} on")
+        raise ConfigError(f"BlendDataset: {children} datasets, but {len(weights)} weights from position {start} on")
     if not all(_is_number(weight) and weight >= 0 for weight in weights):
-        raise ConfigError(f"BlendDataset: weights {list(weights)} from {start} on: expected 0 or more for each")
+        raise ConfigError(
+            f"BlendDataset: weights {list(weights)} from position {start} on: expected 0 or more for each"
+        )
     if not any(weights):
-        raise ConfigError(f"BlendDataset: all weights from {start} on are 0; give one dataset a weight above 0")
+        raise ConfigError(
+            f"BlendDataset: all weights from position {start} on are 0; give one dataset a weight above 0"
+        )
 
 
 def _is_number(value: Any) -> bool:
@@ -390,8 +389,8 @@ def _is_number(value: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _OfSeveral(LaneOperator):
-    """What operators over several have in common. A reference is (number of the child, its reference)."""
+class _OverSeveral(LaneOperator):
+    """Common base of operators over several children. A reference is (number of the child, its reference)."""
 
     chooses: ClassVar[bool] = True
     parts: tuple[LaneOperator, ...]
@@ -415,14 +414,14 @@ class _OfSeveral(LaneOperator):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlendLanes(_OfSeveral):
-    """An endless blend of items: round r of a lane is for the child that the router names, whatever that drops.
+class BlendLanes(_OverSeveral):
+    """An endless blend of items: the router assigns round r of a lane to a child, regardless of drops.
 
-    Each child's items are handed out in order; a child whose pass ends begins the next one.
+    The items of each child are delivered in order. A child whose pass ends starts the next one.
 
     Attributes:
         router: A `Blend`, from positions `r * L + lane` to children.
-        shares: Fraction of the items that each child gets, for reading ahead.
+        shares: Fraction of the items of each child, for prefetching.
     """
 
     router: Router
@@ -441,7 +440,7 @@ class BlendLanes(_OfSeveral):
 
     @property
     def state_form(self) -> Form:
-        """Rounds, and pass and state of each child."""
+        """Rounds, and the pass and state of each child."""
         return Number(), tuple((Number(), part.state_form) for part in self.parts)
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:
@@ -489,8 +488,8 @@ class _Blend:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ConcatLanes(_OfSeveral):
-    """The children, finite ones, one after the other, in each lane by itself."""
+class ConcatLanes(_OverSeveral):
+    """Finite children, concatenated in each lane."""
 
     @property
     def finite(self) -> bool:
@@ -503,7 +502,7 @@ class ConcatLanes(_OfSeveral):
 
     @property
     def state_form(self) -> Form:
-        """Number of the present child, pass, and the state of each child."""
+        """Number of the current child, the pass, and the state of each child."""
         return Number(len(self.parts)), Number(), tuple(part.state_form for part in self.parts)
 
 
@@ -545,28 +544,28 @@ Schedule = Sequence[tuple[int, Sequence[Weight]]]
 
 
 class DatasetBlendMode(Enum):
-    """How the numbers of `LoadedDataset`s are meant."""
+    """Meaning of the numbers of `LoadedDataset`s."""
 
     NONE = "none"
-    """There are none: a single dataset."""
+    """No meaning: a single dataset."""
     DATASET_WEIGHT = "dataset_weight"
     """Weights of an endless blend."""
     SAMPLE_REPETITIONS = "sample_repetitions"
-    """How often an epoch has each sample."""
+    """Occurrences of each sample in an epoch."""
 
 
 class LoadedDataset(tuple[SavableDataset, Weight]):
-    """A (dataset, number) pair, as `BlendDataset` and `BlendEpochizedDataset` take it, with what it comes from.
+    """A (dataset, number) pair for `BlendDataset` and `BlendEpochizedDataset`, with its origin.
 
     Attributes:
-        dataset: A leaf; or a mixture, where a metadataset nests other nodes than blends (`concat`).
-        weight: Its weight in a blend as a float, as in Energon; the pair has it exactly. None in other modes.
+        dataset: A leaf, or a mixture if a metadataset nests nodes other than blends (`concat`).
+        weight: Its weight in a blend as a float, as in Energon; the pair holds the exact value. None in other modes.
         repetitions: Its repetitions in an epochized blend; None in other modes.
         subflavors: Tags of a leaf's samples, without those of its own `dataset.yaml`; empty for a mixture.
-        path: Folder of a leaf; None for a mixture. So are:
-        split_part: The part that is read.
-        name: The leaf's identity in the random order, where the metadataset gives one.
-        combined_at: Place of the blend in its file, for messages; empty where there is none.
+        path: Folder of a leaf; None for a mixture, as are the next two.
+        split_part: Split part of a leaf.
+        name: The leaf's identity in the random order, if the metadataset sets one.
+        combined_at: Position of the blend in its file, for messages; empty if there is none.
     """
 
     weight: float | None
@@ -589,7 +588,7 @@ class LoadedDataset(tuple[SavableDataset, Weight]):
         name: str | None = None,
         combined_at: str = "",
     ) -> LoadedDataset:
-        """Make a pair of the dataset and its weight, or its repetitions, or 1."""
+        """Make a pair of the dataset and its weight, its repetitions, or 1."""
         number = weight if weight is not None else repetitions if repetitions is not None else 1
         made = super().__new__(cls, (dataset, number))
         made.weight = None if weight is None else float(weight)
@@ -606,7 +605,7 @@ class LoadedDataset(tuple[SavableDataset, Weight]):
 
     @property
     def dataset(self) -> SavableDataset:
-        """The first of the pair."""
+        """The first element of the pair."""
         return self[0]
 
 
@@ -617,7 +616,7 @@ class LoadedDatasets:
     Attributes:
         datasets: At least one.
         blend_mode: How they are combined.
-        schedule: (from_position, a weight for each dataset) of each segment, where weights change on the way.
+            schedule: (from_position, one weight per dataset) of each segment, if weights change over time.
     """
 
     datasets: list[LoadedDataset]

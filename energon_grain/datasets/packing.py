@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packing: several samples into one, from a buffer of candidates."""
+"""Packing with a buffer of candidates: several samples become one."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ _TYPICAL_GROUP = 8
 
 @node
 class PackingDataset(SavableDataset):
-    """Each lane fills a buffer with samples, chooses which of them belong together, and makes one item of each group.
+    """Each lane fills a buffer with samples, divides it into groups, and makes one item of each group.
 
-    Groups come in the order of `pre_packer`, but each of several lanes begins at another one. Finite passes of few
-    buffers have few lanes, unless `lanes=` is given.
+    Groups keep the order of `pre_packer`, but lanes start at different groups. Finite passes with few buffers use few
+    lanes, unless `lanes=` is set.
 
     Args:
-        dataset: Whose samples are packed.
-        buffer_size: Candidates per lane that the choice is made from.
-        pre_packer: From a full buffer of samples to a list of groups. Samples that it leaves out are dropped, empty
-            groups too. Its hook is `select_samples_to_pack`.
-        final_packer: From a group to one sample (or, as a generator function, any number). Its hook is
+        dataset: Dataset to pack.
+        buffer_size: Candidates per lane.
+        pre_packer: Divides a full buffer of samples into a list of groups. Samples in no group are dropped, and so are
+            empty groups. Its hook is `select_samples_to_pack`.
+        final_packer: Makes one sample of a group (as a generator function, any number). Its hook is
             `pack_selected_samples`.
-        sample_encoder: A function of each chosen sample, before the group is packed; not a generator. Its hook is
+        sample_encoder: Applied to each selected sample before its group is packed; not a generator. Its hook is
             `postencode_sample`.
-        task_encoder: Owner of the functions, whose `thread_safe` and failure tolerance count.
-        pre_packer_failure_tolerance: Failures in a row after which the iteration ends; 0: never. Default: as
-            `@stateless` or the owner says. The same for `final_packer` and `sample_encoder`.
-        final_packer_stateless: Accepted for compatibility: every function is expected to be pure. So are
+        task_encoder: Owner of the functions, with its `thread_safe` and failure tolerance.
+        pre_packer_failure_tolerance: Consecutive failures after which the iteration ends; 0: never. Default: set by
+            `@stateless` or the owner. The same holds for `final_packer` and `sample_encoder`.
+        final_packer_stateless: Accepted for compatibility: all functions are expected to be pure. The same holds for
             `sample_encoder_stateless` and `packer_config`.
-        worker_config: Default: that of the dataset.
+        worker_config: Default: the configuration of the dataset.
 
     Raises:
-        ConfigError: A function cannot be called or is a generator where one value is needed, or `buffer_size` is not
-            a positive number.
+        ConfigError: A function is not callable, is a generator where one value is required, or `buffer_size` is not a
+            positive number.
     """
 
     dataset: SavableDataset
@@ -108,20 +108,20 @@ class PackingDataset(SavableDataset):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackLanes(CombiningLanes):
-    """Items packed into one.
+    """Packs items.
 
-    A lane fills its buffer, hands it to `selector` and packs the groups that come back, one after the other; meanwhile
-    the buffer is filled up again. The buffer and the groups that wait hold at most `size` items together. Where the
-    selector's result has a `rest` (as that of our packers with `keep_rest=True`), those items stay candidates.
+    A lane fills its buffer, passes it to `selector`, and packs the returned groups in turn while the buffer fills
+    again. The buffer and the pending groups hold at most `size` items together. If the selector's result has a `rest`
+    (as with the built-in packers and `keep_rest=True`), those items remain candidates.
 
-    All lanes fill their buffers at the same time. So that they do not hand out the first group of each buffer at the
-    same time, too (the smallest, if the selector sorts), lane l begins at group `G * phases[l] div L` of the G groups
-    of each buffer, and takes those before it last.
+    All lanes fill their buffers at the same time. To avoid that all of them deliver the first group of each buffer
+    together (the smallest, if the selector sorts), lane l starts at group `G * phases[l] div L` of the G groups of each
+    buffer, and delivers the groups before it last.
 
     Attributes:
-        size: Items that are candidates at once.
-        selector: Takes all candidates and returns lists of them; those in none are dropped.
-        encoder: Hook on each selected item; None: there is none.
+        size: Maximum number of candidates.
+        selector: Takes all candidates and returns lists of them; those in no list are dropped.
+        encoder: Hook on each selected item, or None.
         phases: (L,) a permutation of [0, L).
     """
 
@@ -158,9 +158,9 @@ class PackLanes(CombiningLanes):
 
     @property
     def state_form(self) -> Form:
-        """The state below, that of the making, calls of the selector, buffer, and groups that wait."""
-        held = Deferred(self.members_form), Deferred(ListOf(self.members_form))
-        return self.child.state_form, self.runner_form, Number(), *held
+        """The states of the child and of the current call, the selector calls, the buffer, and the pending groups."""
+        pending = Deferred(self.members_form), Deferred(ListOf(self.members_form))
+        return self.child.state_form, self.runner_form, Number(), *pending
 
 
 class _Pack(ItemsOver[PackLanes]):
@@ -171,13 +171,13 @@ class _Pack(ItemsOver[PackLanes]):
         self._runner = runner
         self._encoder_key = node.encoder_key(lane)
         self._rounds = 0
-        self._held: Members = ()  # of a restored state: first in the buffer, and read when they are selected from
+        self._held: Members = ()  # from a restored state: first in the buffer, read when the selector runs
         self._buffer: list[Item] = []
         self._groups: deque[list[Item] | Members] = deque()
         self._waiting = 0
 
     def fill(self, rounds: int, buffer: Members, groups: tuple[Members, ...]) -> None:
-        """Put items back that were held."""
+        """Restore buffered items."""
         self._rounds = rounds
         self._held = buffer
         self._groups.extend(groups)
@@ -200,16 +200,16 @@ class _Pack(ItemsOver[PackLanes]):
             self._pack(self._lane.rebuilt(self._node.child, group) if isinstance(group, tuple) else group)
 
     def _top_up(self) -> None:
-        room = self._node.size - len(self._held) - len(self._buffer) - self._waiting
+        free = self._node.size - len(self._held) - len(self._buffer) - self._waiting
         following, append = self._child.next, self._buffer.append
-        for _ in range(room):
+        for _ in range(free):
             item = following()
             if item is None:
                 return
             append(item)
 
     def _select(self) -> None:
-        """Turn the buffer into groups."""
+        """Divide the buffer into groups."""
         node, buffer = self._node, self._buffer
         if self._held:
             buffer, self._held = self._lane.rebuilt(node.child, self._held) + buffer, ()
@@ -225,14 +225,14 @@ class _Pack(ItemsOver[PackLanes]):
             for reference, value in left:
                 self._lane.drop(node.child, reference, node.selector, SkipSample("not selected"), value)
         if not chosen and kept:
-            chosen, kept = [kept], []  # nothing will ever join them: the buffer is full, or the pass is over
+            chosen, kept = [kept], []  # no item can join them: the buffer is full, or the pass is over
         self._buffer = kept
         first = len(chosen) * node.phases[self._lane.number] // len(node.phases)
         self._groups.extend(chosen[first:] + chosen[:first])
         self._waiting = sum(map(len, self._groups))
 
     def _selected(self, buffer: list[Item]) -> tuple[list[list[Any]], list[Any]] | None:
-        """The groups of values that the selector makes, and the rest that it keeps; None: it failed."""
+        """Return the selector's groups of values, and the rest that it keeps; None: it failed."""
         node = self._node
         call, self._rounds = self._rounds, self._rounds + 1
         key = fold(node.key, "selector", self._lane.number, self._lane.pass_number)
@@ -246,7 +246,7 @@ class _Pack(ItemsOver[PackLanes]):
             raise
         except Exception as error:
             for number, (reference, value) in enumerate(buffer):
-                # The call failed once, however many samples it takes along.
+                # The call failed once, regardless of the number of samples.
                 why = SkipSample("its selection failed") if number else error
                 self._lane.drop(node.child, reference, node.selector, why, value)
             return None
@@ -287,14 +287,14 @@ class _Pack(ItemsOver[PackLanes]):
         return self._child.state(), self._runner.state(), self._rounds, buffer, groups
 
     def expect(self, items: float) -> None:
-        room = self._node.size - len(self._held) - len(self._buffer) - self._waiting
-        self._child.expect(room + items * _TYPICAL_GROUP)
+        free = self._node.size - len(self._held) - len(self._buffer) - self._waiting
+        self._child.expect(free + items * _TYPICAL_GROUP)
 
 
 def _items_of(
     selector: HookSpec, selected: tuple[list[list[Any]], list[Any]], by_identity: dict[int, list[Item]]
 ) -> tuple[list[list[Item]], list[Item]]:
-    """The items of the values that were selected, empty groups left out; they are taken out of `by_identity`."""
+    """Return the items of the selected values, without empty groups, and remove them from `by_identity`."""
     groups, rest = selected
     try:
         chosen = [[by_identity[id(value)].pop() for value in part] for part in (*groups, rest)]
@@ -306,7 +306,7 @@ def _items_of(
 
 def _no_groups(selector: HookSpec, returned: Any) -> ConfigError:
     return ConfigError(
-        f"{selector.name} must return a list of groups, each a list of samples of its argument, of which none may be "
-        f"new and none there twice; it returned {reprlib.repr(returned)}. Change samples in `postencode_sample` or "
+        f"{selector.name} must return a list of groups of the samples in its argument, with no new sample and none "
+        f"twice, but it returned {reprlib.repr(returned)}. Modify samples in `postencode_sample` or "
         f"`pack_selected_samples` instead"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a dataset is seen, and when a pass over it ends: repeat, limit, epochs."""
+"""Passes over a dataset, and where they end: repeat, limit, epochs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from energon_grain.stream.worker_config import WorkerConfig
 
 @node
 class RepeatDataset(SavableDataset):
-    """The dataset over and over, each pass in an order of its own.
+    """Repeats a dataset. Each pass has its own order.
 
     Args:
-        dataset: What is repeated.
-        repeats: Passes that make one pass of the repeated dataset; None: endless. Fractions are exact and go on where
-            the last pass ended: 0.7 repeats of 55 samples give 38 or 39 of them, and each was seen 7 times after ten
-            passes. Decimal numbers count as they are written.
-        restart: Only True: each `iter` after the end begins the next pass.
-        worker_config: Default: that of the dataset.
+        dataset: Dataset to repeat.
+        repeats: Passes that form one pass of the result; None: endless. Fractions are exact and continue
+            where the last pass ended: 0.7 repeats of 55 samples yield 38 or 39 of them, and after ten passes each was
+            seen 7 times. Decimal numbers are taken as written.
+        restart: Must be True: each `iter` after the end starts the next pass.
+        worker_config: Default: the configuration of the dataset.
 
     Raises:
         ConfigError: `repeats` is not above 0, or `restart` is False.
@@ -43,10 +43,10 @@ class RepeatDataset(SavableDataset):
 
     def __post_init__(self, restart: bool) -> None:
         if self.repeats is not None and not (self.repeats > 0 and math.isfinite(self.repeats)):
-            raise ConfigError(f"RepeatDataset: repeats={self.repeats}: expected a number above 0, or None for no end")
+            raise ConfigError(f"RepeatDataset: repeats={self.repeats}: expected a number above 0, or None (endless)")
         if not restart:
             raise ConfigError(
-                "RepeatDataset: restart=False is not supported: after its end, a new iteration is the next pass; stop "
+                "RepeatDataset: restart=False is not supported, because a new iteration is always the next pass: stop "
                 "iterating instead"
             )
         settle(self, self.dataset)
@@ -54,7 +54,7 @@ class RepeatDataset(SavableDataset):
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         if self.repeats is not None or not steps.of_batches:
             return None
-        steps.repeat = _for_ever
+        steps.repeat = _forever
         return self.dataset
 
     def lower(self, to: Lowering) -> Part:
@@ -63,12 +63,12 @@ class RepeatDataset(SavableDataset):
         if isinstance(part, LanePart):
             return self._over_lanes(part, times)
         if times is None:
-            part.repeat_for_ever()
+            part.repeat_forever()
             return part
         if not isinstance(part.passes, EqualPasses):
             raise ConfigError(
-                f"RepeatDataset: repeats={self.repeats} of an endless dataset, or of one whose passes differ in "
-                f"length; repeat what lies below it, or multiply the repetitions"
+                f"RepeatDataset: repeats={self.repeats} of a dataset that is endless or whose passes differ in length: "
+                f"repeat the datasets below it, or multiply their repetitions"
             )
         samples = part.passes.samples * times
         part.passes = EqualPasses(int(samples)) if samples.denominator == 1 else FractionalPasses(samples)
@@ -79,11 +79,11 @@ class RepeatDataset(SavableDataset):
         if not part.operator.finite:
             if times is None:
                 return part
-            raise ConfigError("RepeatDataset: what is endless cannot be repeated a number of times; cut it first")
+            raise ConfigError("RepeatDataset: an endless dataset has no number of repeats: cut it first (LimitDataset)")
         if times is not None and times.denominator != 1:
             raise ConfigError(
-                f"RepeatDataset: repeats={self.repeats} of a dataset that filters, groups or packs, whose length "
-                f"is not known: give a whole number, or repeat what lies below it"
+                f"RepeatDataset: repeats={self.repeats} of a dataset that filters, groups or packs, whose length is "
+                f"unknown: use a whole number, or repeat the dataset below it"
             )
         whole = None if times is None else int(times)
         mixture = {"repeat": whole, "of": part.mixture}
@@ -91,7 +91,7 @@ class RepeatDataset(SavableDataset):
 
 
 class _RepeatedForLimit(RepeatDataset):
-    """Repeated as often as the limit right above it takes, from the beginning in each of its passes."""
+    """Repeats up to the limit directly above it, from the beginning in each pass of the limit."""
 
     __slots__ = ()
 
@@ -105,12 +105,12 @@ class LimitDataset(SavableDataset):
     """The first `length` items of every pass: batches above a batch, samples or packs below one.
 
     Args:
-        dataset: What is cut.
+        dataset: Dataset to cut.
         length: Items per host.
-        reset_after_epoch: At the top of a graph, of what is repeated for ever: every pass is the first `length` items
-            again, as a validation that is as long as `length` says needs it; otherwise a pass goes on where the last
-            one was cut. Of anything else every pass begins at its start anyway.
-        worker_config: Default: that of the dataset.
+        reset_after_epoch: Only for an endlessly repeated dataset at the top of a graph. True: every pass consists of
+            the same first `length` items, for a validation of fixed length. False: a pass continues where the last one
+            was cut. Passes of other datasets always start at the beginning.
+        worker_config: Default: the configuration of the dataset.
 
     Raises:
         ConfigError: `length` is not a positive number.
@@ -154,16 +154,16 @@ class LimitDataset(SavableDataset):
 
 @dataclass(frozen=True, slots=True, init=False)
 class EpochizeDataset(SavableDataset):
-    """An endless stream cut into virtual epochs; each goes on where the last ended.
+    """Divides an endless stream into virtual epochs. Each continues where the last one ended.
 
     Args:
-        dataset: What is cut; endless.
-        length: Items (batches, above a batch) of one host in an epoch.
-        worker_config: Default: that of the dataset.
-        num_epochs: In place of `length`: the length in passes over the data; 0.5 is half a pass.
+        dataset: Endless dataset to divide.
+        length: Items (batches, above a batch) per host and epoch.
+        worker_config: Default: the configuration of the dataset.
+        num_epochs: Replaces `length`: the length in passes over the data; 0.5 is half a pass.
 
     Raises:
-        ConfigError: Not exactly one of `length` and `num_epochs` is given, or it is not above 0.
+        ConfigError: Not exactly one of `length` and `num_epochs` is set, or it is not above 0.
     """
 
     dataset: SavableDataset
@@ -180,8 +180,8 @@ class EpochizeDataset(SavableDataset):
     ) -> None:
         if (length is None) == (num_epochs is None):
             raise ConfigError(
-                f"EpochizeDataset: length={length}, num_epochs={num_epochs}: give one of the two, a number of items or "
-                f"of passes over the data"
+                f"EpochizeDataset: length={length}, num_epochs={num_epochs}: set exactly one of them, a number of "
+                f"items or of passes over the data"
             )
         if length is not None:
             check_size(self, "length", length, "items")
@@ -192,7 +192,7 @@ class EpochizeDataset(SavableDataset):
 
     def on_steps(self, steps: Steps) -> SavableDataset | None:
         steps.epochs.append(self._length_over)
-        steps.repeat = _for_ever
+        steps.repeat = _forever
         steps.cut()
         return self.dataset
 
@@ -206,20 +206,20 @@ class EpochizeDataset(SavableDataset):
         part.passes, part.mixture, part.same_pass = EqualPasses(length), mixture, False
         return part
 
-    def _length_over(self, items: int, at_once: int = 1) -> int:
-        """Length of an epoch over what has so many items in a pass, of which each one here takes some at once."""
+    def _length_over(self, items: int, step_items: int = 1) -> int:
+        """Return the length of an epoch over a pass of `items`, of which each item here takes `step_items`."""
         if self.length is not None:
             return self.length
         assert self.num_epochs is not None
-        return max(1, math.floor(exact(self.num_epochs) * items / at_once))
+        return max(1, math.floor(exact(self.num_epochs) * items / step_items))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RepeatLanes(LaneOperator):
-    """A finite child, over and over.
+    """Repeats a finite child.
 
     Attributes:
-        times: Passes of the child that make one pass; None: for ever.
+        times: Passes of the child that form one pass; None: forever.
     """
 
     chooses: ClassVar[bool] = True
@@ -243,16 +243,16 @@ class RepeatLanes(LaneOperator):
 
     @property
     def state_form(self) -> Form:
-        """Passes done, pass and state of the child."""
+        """Number of finished passes, and the pass and state of the child."""
         return Number(), Number(), self.child.state_form
 
 
-def _for_ever(child: LaneOperator) -> LaneOperator:
+def _forever(child: LaneOperator) -> LaneOperator:
     return RepeatLanes(child, None)
 
 
 def _repeated_up_to(child: LaneOperator, items: int, lanes: int) -> LaneOperator:
-    # Each pass of it has an item, at least; and it may be that one lane alone has any.
+    # Each pass has at least one item, and possibly only one lane has any.
     return CutLanes(RepeatLanes(child, items), items * lanes, lanes, continues=False)
 
 
@@ -288,12 +288,12 @@ class _Repeat(ItemsOver[RepeatLanes]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutLanes(LaneOperator):
-    """The first items of each pass of a child, counted over all lanes; an endless child goes on where it was cut.
+    """The first items of each pass of a child, counted over all lanes. An endless child continues where it was cut.
 
     Attributes:
-        length: Items of a pass, of which lane l gets those with numbers l, l + L, l + 2 L, …
-        goes_on: Whether a finite child too goes on where it was cut, and begins again when it ends (epochs); otherwise
-            it begins its next pass (a limit).
+        length: Items of a pass. Lane l receives the items l, l + L, l + 2 L, …
+        continues: Whether a finite child also continues where it was cut and restarts when it ends (epochs); otherwise
+            it starts its next pass (a limit).
     """
 
     child: LaneOperator
@@ -323,11 +323,11 @@ class CutLanes(LaneOperator):
 
     @property
     def state_form(self) -> Form:
-        """Items of this pass, and pass and state of the child."""
+        """Items of this pass, and the pass and state of the child."""
         return Number(), Number(), self.child.state_form
 
     def _below(self, lane: Lane) -> Lane:
-        """The lane as the child sees it: what goes on knows no passes of what cuts it."""
+        """Return the lane for the child: a child that continues does not see the passes of the cut."""
         return lane.at_pass(0) if self.continues else lane
 
     def rebuild(self, reference: Reference, lane: Lane) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outermost node: what makes a description one particular run."""
+"""The outermost node: the settings of a run."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class SeededDataset(SavableDataset):
     """Seed and lanes of a run.
 
     Attributes:
-        seed: Of every random choice below.
+        seed: Seed of every random choice below.
         lanes: L; None: lcm(48, hosts), or fewer for finite passes that pack or group.
-        same_pass: Every pass is the first one again (validation).
+        same_pass: Whether every pass repeats the first (validation).
     """
 
     dataset: SavableDataset
@@ -45,7 +45,7 @@ class SeededDataset(SavableDataset):
 
     @property
     def settings(self) -> Settings:
-        """The same, as the engine takes it."""
+        """The settings for the engine."""
         offset = self.worker_config.seed_offset
         return Settings(seed=self.seed, seed_offset=offset, lanes=self.lanes, same_pass=self.same_pass)
 

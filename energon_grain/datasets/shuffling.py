@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shuffle buffer, without a buffer wherever the order is arithmetic."""
+"""The shuffle buffer, which needs no buffer if the order is arithmetic."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from energon_grain.stream.worker_config import WorkerConfig
 
 @node
 class ShuffleBufferDataset(SavableDataset):
-    """The samples of an endless or finite dataset, mixed over at least `size` neighbours.
+    """Mixes the samples of a dataset over at least `size` neighbours.
 
-    No buffer is held: the positions below are permuted, so the state of a shuffled stream is its position.
+    No buffer is held: positions are permuted, so the state of a shuffled stream is its position.
 
     Args:
-        dataset: What is shuffled.
-        size: Samples that mix at least; 1: none.
-        worker_config: Default: that of the dataset.
+        dataset: Dataset to shuffle.
+        size: Minimum number of samples that mix; 1: no shuffle.
+        worker_config: Default: the configuration of the dataset.
 
     Raises:
         ConfigError: `size` is not a positive number.
@@ -58,7 +58,7 @@ class ShuffleBufferDataset(SavableDataset):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShuffleLanes(LaneOperator):
-    """Each `window` consecutive items of a lane in a random order."""
+    """Shuffles each `window` consecutive items of a lane."""
 
     chooses: ClassVar[bool] = True
     child: LaneOperator
@@ -70,12 +70,12 @@ class ShuffleLanes(LaneOperator):
             return _Shuffle(self, lane, self.child.open(lane, None), 0, [])
         below, windows, references = state
         child = self.child.open(lane, below)
-        held = [(reference, self.child.rebuild(reference, lane)) for reference in references]
-        return _Shuffle(self, lane, child, windows, held)
+        remaining = [(reference, self.child.rebuild(reference, lane)) for reference in references]
+        return _Shuffle(self, lane, child, windows, remaining)
 
     @property
     def state_form(self) -> Form:
-        """The state below, windows so far, and the rest of this one."""
+        """The state of the child, the number of windows, and the remaining items of this window."""
         return self.child.state_form, Number(), ListOf(self.child.reference_form)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of whole streams, and functions that make any number of items of one."""
+"""Functions of whole streams, and functions that make any number of items from one."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from energon_grain.stream.worker_config import WorkerConfig
 
 
 def same_length(length: int) -> int:
-    """As many outputs as inputs."""
+    """Return `length`: one output per input."""
     return length
 
 
 @node
 class IterMapDataset(SavableDataset):
-    """A function from a stream of samples to another one, applied to each lane in runs of `inputs_per_call` inputs.
+    """Applies a function from stream to stream to each lane, in runs of `inputs_per_call` inputs.
 
-    The function is called anew on every run, which keeps its state restorable: nothing that it holds back outlives a
-    run, and what it still holds when its input ends it must yield or lose.
+    Each run is a new call of the function, which makes its state restorable. Nothing that the function holds back
+    outlives a run: it must yield its remaining items when its input ends, or lose them.
 
     Args:
-        dataset: Whose samples are the input.
-        iter_map_fn: Called with an iterator over a run of a lane's samples; yields any number of samples.
+        dataset: Dataset of the inputs.
+        iter_map_fn: Takes an iterator over a run of a lane's samples and yields any number of samples.
         inputs_per_call: Inputs of one run.
-        len_map_fn: From the number of inputs to the (approximate) number of outputs.
-        hook: As in `MapDataset`, and so is `task_encoder`.
-        stateless_iter_fn: Accepted for compatibility, and so is `iter_map_fn_config`.
-        worker_config: Default: that of the dataset.
+        len_map_fn: Maps a number of inputs to the (approximate) number of outputs.
+        hook: See `MapDataset`, also for `task_encoder`.
+        stateless_iter_fn: Accepted for compatibility, as is `iter_map_fn_config`.
+        worker_config: Default: the configuration of the dataset.
 
     Raises:
-        ConfigError: A function cannot be called, or `inputs_per_call` is not a positive number.
+        ConfigError: A function is not callable, or `inputs_per_call` is not a positive number.
     """
 
     dataset: SavableDataset
@@ -75,16 +75,16 @@ class IterMapDataset(SavableDataset):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IterateLanes(LaneOperator):
-    """A function from an iterator over a lane's items to an iterator over others.
+    """Applies a function from an iterator over a lane's items to an iterator over others.
 
-    It is called anew for every `inputs` items, which is what makes it possible to go on: the state is the place below
-    where the present call began, and how many items came of it since. Going on runs the call again up to there.
+    Every `inputs` items are a new call, which makes resuming possible: the state is the position below at the start of
+    the current call, and the number of its outputs so far. Resuming runs the call again up to that output.
 
-    A reference is (items of the call before this one, number of the call, state below where it began).
+    A reference is (outputs of the call before this one, number of the call, state below at its start).
 
     Attributes:
-        inputs: Items that a call sees at most.
-        length: From a number of inputs to the number of outputs, as an estimate.
+        inputs: Maximum inputs of a call.
+        length: Maps a number of inputs to an estimated number of outputs.
     """
 
     child: LaneOperator
@@ -102,12 +102,12 @@ class IterateLanes(LaneOperator):
 
     @property
     def state_form(self) -> Form:
-        """The state below where the present call began, its number, and items that came of it."""
+        """The state below at the start of the current call, its number, and its number of outputs."""
         return self.child.state_form, Number(), Number()
 
     @property
     def reference_form(self) -> Form:
-        """Both numbers, and the state below: which samples it takes, only running the function tells."""
+        """Both numbers, and the state below. Only running the function reveals which samples it reads."""
         return Number(), Number(), Same(self.key, self.child.state_form)
 
     def number(self, reference: Reference) -> int:
@@ -120,20 +120,20 @@ class IterateLanes(LaneOperator):
             again = lane.replay()
             child = again.reopen(self.child, began)
             running = lane.replays[self.key, call] = [0, _Iterate(self, again, child, call, 0)]
-        # Items of one call that are held together come out of one call, one after the other.
+        # Buffered outputs of one call come from a single replay, in order.
         with lane.context.replay():
             value: Any = None
             while running[0] <= made:
                 item = running[1].next()
                 running[0] += 1
                 if item is None or item[0][1] != call:
-                    raise StateError("the inputs of a function from stream to stream are not there any more")
+                    raise StateError("the inputs of an IterMapDataset have changed since the state was saved")
                 value = item[1]
         return value
 
 
 class _Inputs:
-    """An item that was looked at, and then others of an operator up to a number."""
+    """The inputs of a call: an item already read, and then items of the child up to a number."""
 
     __slots__ = ("_child", "_first", "failed", "left", "running")
 
@@ -149,14 +149,14 @@ class _Inputs:
 
     def __next__(self) -> Any:
         if self.failed is not None:
-            raise Cancelled  # a function that handles whatever comes would ask for ever
+            raise Cancelled  # a function that catches every exception would otherwise retry forever
         if not self.left:
             raise StopIteration
         item, self._first = self._first, None
         if item is None:
             assert self.running is not None
             try:
-                # Others work on the next item: hooks in worker threads among them, which may wait for the same lock.
+                # The child works on the next item, which includes hooks in worker threads that may need the same lock.
                 with self.running.outside():
                     item = self._child.next()
             except BaseException as error:
@@ -184,7 +184,7 @@ class _Iterate(ItemsOver[IterateLanes]):
             with lane.context.replay():
                 self._start()
                 if self._outputs is None:
-                    raise StateError("the inputs of a function from stream to stream are not there any more")
+                    raise StateError("the inputs of an IterMapDataset have changed since the state was saved")
                 try:
                     self._outputs.skip(made)
                 finally:
@@ -192,7 +192,7 @@ class _Iterate(ItemsOver[IterateLanes]):
             self._made = made
 
     def _start(self) -> None:
-        """Begin a call at the present place, if there is any input."""
+        """Start a call at the current position, if there is input."""
         self._began = self._child.state()
         self._made = 0
         first = self._child.next()
@@ -203,7 +203,7 @@ class _Iterate(ItemsOver[IterateLanes]):
         self._inputs.running = self._outputs
 
     def _require_inputs(self) -> None:
-        """Raise what the inputs raised: that is no failure of the function, whatever the function made of it."""
+        """Raise the error of the inputs. It is not a failure of the function, even if the function handled it."""
         assert self._inputs is not None
         if self._inputs.failed is not None:
             raise self._inputs.failed
@@ -211,7 +211,7 @@ class _Iterate(ItemsOver[IterateLanes]):
     def _end(self) -> None:
         """End the call."""
         if self._inputs is not None and self._inputs.left == self._node.inputs:
-            self._lane.count_drop()  # it did not even look at its first input
+            self._lane.count_drop()  # the function did not read its first input
         self._outputs = self._inputs = None
         self._call += 1
         self._made = 0
@@ -256,15 +256,15 @@ class _Iterate(ItemsOver[IterateLanes]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateLanes(LaneOperator):
-    """A generator hook: each item becomes any number of items.
+    """Applies a generator hook: each item becomes any number of items.
 
-    The state is the item that is being worked on, how many items came of it, and which batches the hook was told that
-    they are made for, where it asked; going on runs the generator again and leaves those items out. A reference is
-    (number among them, reference of the item below, batches up to it).
+    The state is the current item, the number of its outputs so far, and, if the hook requested them, the batch numbers
+    that it received. Resuming runs the generator again and skips those outputs. A reference is (output number,
+    reference of the item below, batches up to it).
 
     Attributes:
-        knows_batches: Whether the hook is told which batch it makes an item for: not where a function from stream to
-            stream asks for its items, which is run again without this being known.
+        knows_batches: Whether the hook receives the batch number of an item. Not below a function from stream to
+            stream, which is replayed without that number.
     """
 
     child: LaneOperator
@@ -287,12 +287,12 @@ class GenerateLanes(LaneOperator):
 
     @property
     def state_form(self) -> Form:
-        """The state below, and of a generator that runs the reference of what it makes next."""
+        """The state below, and the reference of the next output of a running generator."""
         return self.child.state_form, ListOf(self.reference_form)
 
     @property
     def reference_form(self) -> Form:
-        """A number among what came of one item, that item's, and where the hook asked: numbers and batches."""
+        """An output number, the reference of the item below, and, if the hook requested them, batch numbers."""
         return WithExtra(self.child.reference_form, ListOf((Number(), Number())))
 
     def number(self, reference: Reference) -> int:
@@ -305,11 +305,11 @@ class GenerateLanes(LaneOperator):
         return generator.again(made)
 
     def lane_key(self, lane: Lane) -> int:
-        """Key of the hook's random numbers in a lane."""
+        """Return the key of the hook's random numbers in a lane."""
         return fold(self.key, lane.number, lane.pass_number)
 
     def run(self, lane: Lane, key: int, source: Reference, value: Any, batches: Batches = ()) -> HookGenerator:
-        """Call the hook on an item from below; `batches`: what it is told, where it was told before."""
+        """Call the hook on an item from below; `batches`: batch numbers that it received before."""
         context = lane.context if self.knows_batches else None
         return lane.run(self.hook, key, NumberOf(self.child, source), value, context=context, batches=batches)
 
@@ -326,7 +326,7 @@ class _Generate(ItemsOver[GenerateLanes]):
         self._made = 0
 
     def resume(self, source: Reference, value: Any, made: int, batches: Batches) -> None:
-        """Work on an item of which some items were made before."""
+        """Continue an item whose first outputs were made before."""
         self._start(source, value, batches)
         assert self._generator is not None
         self._generator.skip(made)

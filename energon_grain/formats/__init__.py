@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies on disk: tar, .tar.idx, .nv-meta, the columnar index."""
+"""File formats: .nv-meta, split files, the columnar index."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Braces in names as the package `braceexpand` expands them: `shard_{000..007}.tar`, `{train,val}/{a..c}`, nested too.
+r"""Expands braces in names like the package `braceexpand`: `shard_{000..007}.tar`, `{train,val}/{a..c}`, also nested.
 
-    {3..11..2}        numbers from one to the other, both included, in steps; they may fall and be negative
-    {08..11}          a zero in front pads all to the width of the longer
+    {3..11..2}        numbers in a range, both ends included, in steps; descending and negative ones too
+    {08..11}          a leading zero pads all numbers to the width of the longer end
     {a..e}            letters
-    {x,y{1..2},}      one after the other, the empty text too
-    {x} \{ \, \\      neither a range nor a list, or escaped: as it is
+    {x,y{1..2},}      alternatives, in order, including the empty text
+    {x} \{ \, \\      neither a range nor a list, or escaped: unchanged
 
-A pattern of forty characters can stand for more names than a disk holds, so names are counted before they are made.
+A pattern of forty characters can expand to more names than fit on a disk, so names are counted before they are created.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from energon_grain.errors import ConfigError
 
-MOST_NAMES = 1_000_000
-"""Names that patterns may stand for where their number is not known."""
-_MOST_DEPTH = 100
+MAX_NAMES = 1_000_000
+"""Maximum number of names for patterns if the number of files is unknown."""
+_MAX_DEPTH = 100
 _UNCOUNTED = 10**18
 _NUMBERS = re.compile(r"^(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?$")
 _LETTERS = re.compile(r"^([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?$")
@@ -32,15 +32,15 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class TooManyNamesError(ConfigError):
-    """A pattern stands for more names than are to be made; `said`: for how many."""
+    """A pattern expands to too many names; `description` describes how many."""
 
-    def __init__(self, said: str, most: int) -> None:
-        super().__init__(f"{said}; at most {most:,} are made of a pattern")
-        self.said = said
+    def __init__(self, description: str, most: int) -> None:
+        super().__init__(f"{description}; the limit is {most:,}; use a narrower pattern")
+        self.description = description
 
 
-def expand_braces(pattern: str, most: int = MOST_NAMES) -> list[str]:
-    """The names that a pattern stands for; long ones count for more, as none has more characters than the pattern.
+def expand_braces(pattern: str, most: int = MAX_NAMES) -> list[str]:
+    """The names that a pattern expands to. Long names count several times, since no name is longer than its pattern.
 
     Raises ConfigError if braces are not balanced, or nested more than a hundred deep, and TooManyNamesError.
     """
@@ -50,22 +50,22 @@ def expand_braces(pattern: str, most: int = MOST_NAMES) -> list[str]:
     if read.count * (1 + len(pattern) // 256) > most:
         shown = repr(pattern if len(pattern) <= 60 else f"{pattern[:57]}…")
         counted = f"{read.count:,}" if read.count < _UNCOUNTED else "more than 10^18"
-        raise TooManyNamesError(f"{shown} stands for {counted} names", most)
+        raise TooManyNamesError(f"{shown} expands to {counted} names", most)
     return read.names()
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """What a piece of a pattern stands for: how many texts, and what makes them in their order."""
+    """The expansion of a piece of a pattern: the number of texts, and a function that creates them in order."""
 
     count: int
     names: Callable[[], list[str]]
 
 
 def _sequence(text: str, depth: int) -> _Texts:
-    """A text: what stands between its outermost braces, and what stands before and behind."""
-    if depth > _MOST_DEPTH:
-        raise ConfigError(f"Braces are nested more than {_MOST_DEPTH} deep")
+    """Parse a text into its outermost braces and the text between them."""
+    if depth > _MAX_DEPTH:
+        raise ConfigError(f"Braces are nested more than {_MAX_DEPTH} deep")
     items: list[_Texts] = []
     start = inside = 0
     for place, sign in _signs(text):
@@ -90,7 +90,7 @@ def _sequence(text: str, depth: int) -> _Texts:
 
 
 def _expression(text: str, depth: int) -> _Texts:
-    """What stands between braces."""
+    """Parse the text inside braces."""
     numbers, letters = _NUMBERS.match(text), _LETTERS.match(text)
     if numbers:
         return _numbers(numbers[1], numbers[2], int(numbers[3] or 1) or 1)
@@ -125,5 +125,5 @@ def _plain(text: str) -> _Texts:
 
 
 def _signs(text: str) -> list[tuple[int, str]]:
-    """Places of signs that are not escaped."""
+    """Positions of signs that are not escaped."""
     return [(found.start(), found[0]) for found in re.finditer(r"\\.?|[{},]", text, re.DOTALL) if found[0][0] != "\\"]

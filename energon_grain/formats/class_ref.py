@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code that a data file names: resolved against our own and what the program declared, never just imported."""
+"""Code that a data file names: resolved among our own names and trusted modules, never just imported."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from energon_grain.samples.sample import Sample
 from energon_grain.storage.epath import EPath
 
 TRUST_ENVIRONMENT = "ENERGON_GRAIN_TRUSTED_MODULES"
-"""Modules that every dataset of the process may name, as `trusted_modules`: for programs that cannot say so."""
+"""Modules that every dataset of the process may name, like `trusted_modules`, for programs that cannot pass it."""
 _OUR_MODULES = ("megatron.energon", "energon_grain")
 
 
 class ClassRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A class by module and name, as `__module__` and `__class__` in a YAML file. Reading one imports nothing."""
+    """A class by module and name, as `__module__` and `__class__` in a YAML file. Parsing one imports nothing."""
 
     module: str = msgspec.field(name="__module__")
     name: str = msgspec.field(name="__class__")
@@ -33,12 +33,12 @@ class ClassRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def is_ours(self) -> bool:
-        """Whether it names something of Energon, or of energon-grain, which has the same names."""
+        """Whether it names an object of Energon, or of energon-grain, which has the same names."""
         return _is_inside(self.module, _OUR_MODULES)
 
 
 def _is_inside(module: str, packages: Collection[str]) -> bool:
-    """Say whether `module` is one of `packages` or lies in one."""
+    """Whether `module` is one of `packages` or inside one."""
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
@@ -47,9 +47,9 @@ def resolve_class(
 ) -> type[Any]:
     """Return the class that `ref` names.
 
-    Names anywhere below `megatron.energon` are looked up among the public names of energon_grain, by class name alone.
+    Names anywhere below `megatron.energon` are looked up among the public names of energon_grain, by class name only.
     Modules in `trusted_modules`, and those inside them, are imported. A sample type that the program has defined or
-    imported is known without that. `where` names the place of the reference in messages. Raises ConfigError and
+    imported needs no trust. `where` is the place of the reference in messages. Raises ConfigError and
     UntrustedCodeError.
     """
     return _resolve(ref, "class", trusted_modules, where)
@@ -58,7 +58,7 @@ def resolve_class(
 def resolve_function(
     ref: ClassRef, *, trusted_modules: Collection[str] = (), where: str = "the configuration"
 ) -> Callable[..., Any]:
-    """Return the function that `ref` names: one of ours, or of a module in `trusted_modules` (or inside one).
+    """Return the function that `ref` names: one of ours, or from a module in `trusted_modules` (or inside one).
 
     Raises ConfigError and UntrustedCodeError.
     """
@@ -68,24 +68,24 @@ def resolve_function(
 def function_beside(
     written: str, folder: str, default: str, *, trusted_modules: Collection[str], where: str
 ) -> Callable[..., Any]:
-    """Run a file that lies beside the data, and return a function of it.
+    """Run a file beside the data, and return a function from it.
 
-    Pickles hold the function itself, so that other processes need not have the file.
+    Pickles contain the function itself, so other processes do not need the file.
 
-    Raises ConfigError if there is no such file or function, or it cannot be run, and UntrustedCodeError if the program
-    does not trust it.
+    Raises ConfigError if the file or function does not exist or the file cannot be run, and UntrustedCodeError if the
+    program does not trust it.
     """
     file, _, name = written.partition(":")
     if file not in _trusted(trusted_modules):
         raise UntrustedCodeError(
-            f"{where} names code that lies beside the data. It is not run unless the program says so: pass "
+            f"{where} names code that is stored beside the data, which is not run unless the program trusts it: pass "
             f"trusted_modules=[{file!r}] (commands: --trust-module {file})"
         )
     path = EPath(folder) / file
     module: dict[str, Any] = {"__name__": os.path.splitext(path.name)[0], "__file__": str(path)}
     try:
         if path.parent != EPath(folder):
-            raise ConfigError("it must lie in that folder itself")
+            raise ConfigError("it must be directly in that folder")
         exec(compile(path.read_bytes(), str(path), "exec"), module)
         found = module[name or default]
     except Exception as error:
@@ -96,13 +96,13 @@ def function_beside(
 
 
 def imported(written: str, where: str, kind: Literal["Class", "function"]) -> Any:
-    """Import what an option or argument names as `package.module:name`; `where` begins the error.
+    """Import what an option or argument names as `package.module:name`; `where` is the prefix of errors.
 
-    Raises ConfigError: it is written otherwise, cannot be imported, or is not in its module.
+    Raises ConfigError if the text has another form, the module cannot be imported, or lacks the name.
     """
     module, _, name = written.partition(":")
     if not (module and name):
-        raise ConfigError(f"{where}: {written!r} names no {kind.lower()}: write module:{kind}")
+        raise ConfigError(f"{where}: {written!r} is not the name of a {kind.lower()}; write module:{kind}")
     try:
         found: Any = importlib.import_module(module)
     except ImportError as error:
@@ -134,20 +134,20 @@ def _resolve(ref: ClassRef, kind: Literal["class", "function"], trusted_modules:
         found = look_up(ref.name) if ref.name in public else None
         if not fits(found):
             raise ConfigError(
-                f"{where}: there is no {kind} `{ref.name}` in energon_grain, which stands for `{ref.module}`"
+                f"{where}: energon_grain, which replaces `{ref.module}`, has no {kind} `{ref.name}`"
                 f"{did_you_mean(ref.name, public) or '.'}"
             )
         return found
-    # Sample types that the program knows, not by `getattr`: modules may import others when they are asked for a name.
+    # Sample types that the program knows. Not by `getattr`: modules may import others when a name is accessed.
     names = vars(sys.modules[ref.module]) if ref.module in sys.modules and kind == "class" else {}
     known = {name: found for name, found in names.items() if isinstance(found, type) and issubclass(found, Sample)}
     if ref.name in known:
         return known[ref.name]
-    way_out = ", or import it there, if it is a sample type" if kind == "class" else ""
+    way_out = ", or import it in the program, if it is a sample type" if kind == "class" else ""
     if names:
         hint = did_you_mean(ref.name, known)
-        way_out += f". {ref.module} is imported, and has no sample type {ref.name!r}{hint}"
+        way_out += f". {ref.module} is imported, but has no sample type {ref.name!r}{hint}"
     raise UntrustedCodeError(
-        f"{where} names the {kind} `{ref}`. Code that a data file names is not imported unless the program says so: "
+        f"{where} names the {kind} `{ref}`. Code that a data file names is not imported unless the program trusts it: "
         f"pass trusted_modules=[{ref.module!r}] (commands: --trust-module {ref.module}){way_out}"
     )

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The columnar index: where every part of every sample of a dataset lies, as memory-mapped numpy columns.
+"""The columnar index: the location of every part of every sample of a dataset, as memory-mapped numpy columns.
 
     .nv-meta/columnar/header.json          names the current generation; replaced atomically
     .nv-meta/columnar/<generation>/*.npy   the columns
 
-With S shards, N samples and M parts in all:
+With S shards, N samples and M parts in total:
 
-    sample_start  (N + S,)  the `.tar.idx` of all shards, one after the other: shard s has rows first[s] + s and on
+    sample_start  (N + S,)  the `.tar.idx` of all shards, concatenated: shard s begins at row first[s] + s
     part_start    (N + 1,)  parts of sample i are rows part_start[i]:part_start[i + 1] of the part columns
-    part_name, part_offset, part_size  (M,)  place in `part_names`, offset of the payload in its tar, bytes of it
+    part_name, part_offset, part_size  (M,)  index in `part_names`, offset of the payload in its tar, size in bytes
     key_start     (N + 1,)  key i is key_bytes[key_start[i]:key_start[i + 1]], UTF-8
     key_order     (N,)      argsort of the keys as bytes
 
-Opening it costs one small JSON file and eight memory maps, whatever the number of shards; who opens it while it is in
-use already gets the same one. Columns of at most 8 KiB are compared with their checksums then. Of larger ones that is
-done for 128 samples at a time, when one of these is first used, and so is a look at whether all numbers point into the
-columns and shards that they belong to. The windows that a read meets first are one set of numpy calls.
+Opening it costs one small JSON file and eight memory maps, for any number of shards. Opening an index that is already
+in use returns the same object. Columns of at most 8 KiB are verified by their checksums when opened. Larger ones are
+verified in windows of 128 samples, on first use, including that all numbers point into their columns and shards. The
+new windows of a read are verified by one set of numpy calls.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from energon_grain.formats.columnar_header import (
     ColumnarHeader,
     column_file_bytes,
     columnar_folder,
-    mending,
     read_column,
     read_header,
+    repair_advice,
     rows_of,
 )
 from energon_grain.formats.data_folder import DataFolder, fetch_again
@@ -50,8 +50,8 @@ from energon_grain.formats.nv_meta import META_FOLDER, RECORDS_JSON
 from energon_grain.formats.scan import ShardScan
 from energon_grain.storage.memory_maps import release_pages
 
-_WINDOW_SHIFT = 7  # 128 samples, as many as there are starts in a block
-_CHECKED_AT_ONCE = 64  # windows, in memory that need not be asked of the system
+_WINDOW_SHIFT = 7  # 128 samples, the number of starts in a block
+_CHECKED_AT_ONCE = 64  # windows, whose memory is reused without system calls
 _RELEASED_AT_ONCE = 512  # windows, about 10 MB
 _ORDER_AT_ONCE = 1 << 20  # 8 MiB
 _VECTORISED_KEYS = 64  # below, a loop over the keys is as fast
@@ -59,17 +59,17 @@ _VECTORISED_KEYS = 64  # below, a loop over the keys is as fast
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
 class ColumnarIndex:
-    """Where every part of every sample of a dataset lies. Samples are numbered from 0 through all shards.
+    """The location of every part of every sample of a dataset. Samples are numbered from 0 through all shards.
 
-    Rows of columns may be used once `check` has seen the samples that they are of; what gives keys does that itself.
+    Rows of columns may be used only after `check` of their samples. Functions that return keys call it themselves.
     """
 
     root: Path
     shards: tuple[str, ...]  # relative to `root`, in the order of `.info.json`
-    shard_bytes: npt.NDArray[np.int64]  # (S,) when the index was written
-    shard_first: npt.NDArray[np.int64]  # (S + 1,) number of the first sample of each, and of all samples
+    shard_bytes: npt.NDArray[np.int64]  # (S,) size when the index was written
+    shard_first: npt.NDArray[np.int64]  # (S + 1,) number of the first sample of each, and the total
     part_names: tuple[str, ...]
-    content_id: str  # see `ColumnarHeader`, as `earlier`
+    content_id: str  # see `ColumnarHeader`, also for `earlier`
     has_records: bool  # whether the shards are ArrayRecord files
     earlier: tuple[tuple[int, str], ...]
     sample_start: npt.NDArray[np.int64]  # (N + S,)
@@ -81,7 +81,7 @@ class ColumnarIndex:
     key_bytes: npt.NDArray[np.uint8]
     key_order: npt.NDArray[np.int64]  # (N,)
     sums: Mapping[str, BlockSums]
-    _seen: npt.NDArray[np.bool_] = field(init=False)  # of windows of samples
+    _seen: npt.NDArray[np.bool_] = field(init=False)  # by windows of samples
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_seen", np.zeros(-(-len(self) >> _WINDOW_SHIFT), np.bool_))
@@ -96,7 +96,7 @@ class ColumnarIndex:
 
     @property
     def rows(self) -> int:
-        """Length of the longest column whose entries have 8 bytes."""
+        """Length of the longest column with entries of 8 bytes."""
         return max(len(self), len(self.part_offset))
 
     def shard_of(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -109,12 +109,12 @@ class ColumnarIndex:
         return self.sample_start[first : last + 1]
 
     def state_of(self, shards: int) -> tuple[int, str]:
-        """Number of shards and content id of the dataset when it first had so many shards, or more."""
+        """Number of shards and content id of the dataset when it first had at least `shards` shards."""
         later = (state for state in self.earlier if state[0] >= shards)
         return next(later, (len(self.shards), self.content_id))
 
     def scan(self, shard: int) -> ShardScan:
-        """Return what a scan of a shard found, without the metadata of media. Raises IndexFileError."""
+        """Return the scan of a shard, without the metadata of media. Raises IndexFileError."""
         first, last = int(self.shard_first[shard]), int(self.shard_first[shard + 1])
         self.check(np.arange(first, last))
         rows, keys = (slice(int(each[first]), int(each[last])) for each in (self.part_start, self.key_start))
@@ -133,13 +133,13 @@ class ColumnarIndex:
         )
 
     def shard_end(self, shard: int) -> int:
-        """Return where the last sample of a shard ends, in bytes."""
+        """Return the end of the last sample of a shard, in bytes."""
         row = int(self.shard_first[shard + 1]) + shard
         self.sums["sample_start"].check(row, row + 1)
         return int(self.sample_start[row])
 
     def check(self, samples: npt.NDArray[np.int64] | None = None) -> None:
-        """See to it that what the columns say of samples (None: of all, and their order) is what was written.
+        """Verify the columns of samples (None: of all, and their order) by checksums, once.
 
         Raises IndexFileError.
         """
@@ -172,9 +172,9 @@ class ColumnarIndex:
             release_pages(column)
 
     def keys(self, samples: npt.NDArray[np.int64]) -> list[str]:
-        """Return the key of each sample, at about 0.1 µs a key.
+        """Return the key of each sample, at about 0.1 µs per key.
 
-        Bytes that are not UTF-8 come as surrogates, as Python decodes file names.
+        Bytes that are not UTF-8 become surrogates, as in file names decoded by Python.
         """
         self.check(samples)
         start, stop = self.key_start[samples], self.key_start[samples + 1]
@@ -183,7 +183,7 @@ class ColumnarIndex:
             same = int(length[0]) if length[0] > 0 and (length == length[0]).all() else None
             text = self._join_keys(start, length) if same is None else self._join_keys_of_length(start, same)
             keys = text.decode("utf-8", "surrogateescape").split("\0")
-            if len(keys) == len(start) + 1:  # else a key holds a NUL itself
+            if len(keys) == len(start) + 1:  # otherwise a key contains a NUL
                 keys.pop()
                 return keys
         view = self.key_bytes.data
@@ -194,7 +194,7 @@ class ColumnarIndex:
         return self._key_bytes(sample).decode("utf-8", "surrogateescape")
 
     def find(self, key: str) -> int | None:
-        """Return the sample with this key (the first of them where several have it), or None."""
+        """Return the sample with this key (the first one if several have it), or None."""
         wanted = key.encode("utf-8", "surrogateescape")
         low, high = 0, len(self)
         while low < high:
@@ -233,7 +233,7 @@ class ColumnarIndex:
         return sample
 
     def _wrong_order(self) -> IndexFileError:
-        return self.sums["key_order"].damaged(f"holds numbers beyond the {len(self)} samples there are")
+        return self.sums["key_order"].damaged(f"contains numbers beyond the {len(self)} samples")
 
     def _key_bytes(self, sample: int) -> bytes:
         if not self._seen[sample >> _WINDOW_SHIFT]:
@@ -241,7 +241,7 @@ class ColumnarIndex:
         return self.key_bytes[self.key_start[sample] : self.key_start[sample + 1]].tobytes()
 
     def _check(self, windows: npt.NDArray[np.int64]) -> None:
-        """Compare the rows of windows of samples with their checksums, and numbers in them with what they count."""
+        """Verify the rows of windows of samples by checksums, and the ranges of their numbers."""
         breaks = np.flatnonzero(windows[1:] - windows[:-1] > 1)
         first = windows[np.concatenate([[0], breaks + 1])] << _WINDOW_SHIFT
         stop = np.minimum((windows[np.append(breaks, -1)] + 1) << _WINDOW_SHIFT, len(self))
@@ -257,20 +257,20 @@ class ColumnarIndex:
         parts = rows_of(begin, end)
         names = self.part_name[parts]
         if len(parts) and not 0 <= names.min() <= names.max() < len(self.part_names):
-            raise self.sums["part_name"].damaged(f"holds numbers of parts beyond the {len(self.part_names)} there are")
+            raise self.sums["part_name"].damaged(f"contains part numbers beyond the {len(self.part_names)} part names")
         if self.has_records:
-            return  # places in ArrayRecord files are as if records were not compressed
+            return  # offsets in ArrayRecord files assume uncompressed records
         limit = self.shard_bytes[shard]
         starts, stops = self.sample_start[samples + shard], self.sample_start[samples + shard + 1]
         if (starts < 0).any() or (stops < starts).any() or (stops > limit).any():
-            raise self.sums["sample_start"].damaged("holds samples that do not lie in their shard")
+            raise self.sums["sample_start"].damaged("contains samples outside their shard")
         limit = np.repeat(limit, self.part_start[samples + 1] - self.part_start[samples])
-        room = limit - self.part_offset[parts]
-        if ((room < 0) | (room > limit)).any():
-            raise self.sums["part_offset"].damaged("holds parts that do not lie in their shard")
+        available = limit - self.part_offset[parts]
+        if ((available < 0) | (available > limit)).any():
+            raise self.sums["part_offset"].damaged("contains parts outside their shard")
         size = self.part_size[parts]
-        if ((size < 0) | (size > room)).any():
-            raise self.sums["part_size"].damaged("holds parts that do not end in their shard")
+        if ((size < 0) | (size > available)).any():
+            raise self.sums["part_size"].damaged("contains parts that end outside their shard")
 
     def _check_starts(
         self,
@@ -285,23 +285,23 @@ class ColumnarIndex:
         starts, total = getattr(self, name), len(getattr(self, of))
         begin, end = starts[first], starts[stop]
         if begin.min() < 0 or end.max() > total or (starts[samples + 1] < starts[samples]).any():
-            raise self.sums[name].damaged(f"must ascend from 0 to {total}")
+            raise self.sums[name].damaged(f"must be ascending from 0 to {total}")
         return begin, end
 
 
 def find_columnar(folder: DataFolder) -> ColumnarIndex | None:
-    """Open the columnar index inside a dataset, stale or not; None where there is none, or a damaged one."""
+    """Open the columnar index inside a dataset, stale or not; None if there is none, or it is damaged."""
     target = columnar_folder(folder.local)
     with contextlib.suppress(IndexFileError, FileNotFoundError):
         header = read_header(target, folder.local)
-        return None if header is None else load_columnar(folder, target, header, mending(folder.location))
+        return None if header is None else load_columnar(folder, target, header, repair_advice(folder.location))
     return None
 
 
 def load_columnar(dataset: DataFolder, folder: Path, header: ColumnarHeader, advice: str) -> ColumnarIndex:
     """Map the columns that `header` names, inside the index folder `folder` of a dataset, unless they are in use.
 
-    Columns of a mirror that are damaged are fetched once more. Raises FileNotFoundError and IndexFileError.
+    Damaged columns of a mirror are fetched again, once. Raises FileNotFoundError and IndexFileError.
     """
     paths = {name: folder / header.generation / f"{name}.npy" for name in COLUMN_TYPES}
     stats = [os.stat(path) for path in paths.values()]
@@ -327,8 +327,8 @@ def load_columnar(dataset: DataFolder, folder: Path, header: ColumnarHeader, adv
             columns[name],
             checksum=described.checksum,
             block_sums=described.block_sums,
-            where=str(path).replace(str(dataset.local), dataset.location),  # a mirror goes by what it mirrors
-            mending=advice,
+            where=str(path).replace(str(dataset.local), dataset.location),  # errors name the store, not the mirror
+            repair_advice=advice,
             fetch_again=again,
         )
     index = ColumnarIndex(
@@ -348,7 +348,7 @@ def load_columnar(dataset: DataFolder, folder: Path, header: ColumnarHeader, adv
 
 
 _open: WeakValueDictionary[tuple[Any, ...], ColumnarIndex] = WeakValueDictionary()
-"""Indices in use. A second loader of a dataset finds everything compared that the first one met, and maps nothing."""
+"""Indices in use. A second loader of a dataset shares the verified windows of the first one, and maps nothing."""
 
 
 def _mapped(
@@ -364,7 +364,7 @@ def _mapped(
 
 
 def _fetching_again(dataset: DataFolder, path: Path, dtype: str, column: Column) -> Callable[[], None] | None:
-    """What fetches a column of a mirror again; None: it is no copy."""
+    """A function that fetches a column of a mirror again; None for local datasets."""
     if not dataset.is_mirrored or not path.is_relative_to(dataset.local):
         return None
     size_bytes = column_file_bytes(dtype, column.rows, block_sums=column.block_sums)

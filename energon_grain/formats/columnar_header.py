@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The column file, and `header.json`, the small file that makes one generation of the columnar index the current one.
+"""The column file, and `header.json`, the small file that determines the current generation of the columnar index.
 
-A column is a `.npy` file. One of more than 8 KiB goes on behind its rows, where numpy does not look: zeros up to a
-whole number of blocks of 1 KiB, then a sum of 8 bytes for each block, of which the header holds the digest.
+A column is a `.npy` file. If it has more than 8 KiB, data follow its rows, which numpy ignores: zeros up to a multiple
+of 1 KiB blocks, then a sum of 8 bytes for each block. The header contains the digest of the sums.
 
-The sum of a block is that of its 128 words, each multiplied by an odd number of its place, modulo 2**64: one word that
-changed never goes unseen, more of them (a page of zeros, or one of another place) with a chance of about 2**-32. A word
-is xored with its own upper 35 bits before, as otherwise the top bits of two words could make up for one another. (With
-its upper half, a bit that is stuck in every fourth byte would go unseen.) This is no protection from an attacker, who
-could write the sums as well. numpy sums any blocks of a column in one go, 5 to 10 GB/s; a cryptographic hash takes 1 ns
-a byte and 1 µs a call, which reads from all over a large index would feel.
+The sum of a block is the sum of its 128 words, each multiplied by an odd number that depends on its place, modulo
+2**64. A change of one word is always detected. A change of several (a page of zeros, or one of another place) is missed
+with a probability of about 2**-32. Each word is first xored with its own upper 35 bits, as otherwise the top bits of
+two words could cancel. (With its upper half, a bit stuck in every fourth byte would be missed.) This is no protection
+from an attacker, who could also write the sums. numpy sums any blocks of a column in one call, at 5 to 10 GB/s; a
+cryptographic hash takes 1 ns per byte and 1 µs per call, too slow for random reads of a large index.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _BLOCK_SHIFT = 10
 _BLOCK_BYTES = 1 << _BLOCK_SHIFT
 _SUM_BYTES = 8
 _WITHOUT_SUMS_BYTES = 8 << 10
-_SUMMED_AT_ONCE = 128  # blocks, so that what it takes stays in the cache of the core and is not asked of the system
+_SUMMED_AT_ONCE = 128  # blocks, so temporary arrays fit into the core's cache and need no system calls
 _WEIGHTS = splitmix64(np.arange(_BLOCK_BYTES // _SUM_BYTES, dtype=np.uint64)) | np.uint64(1)
 _FOLD = np.uint64(29)
 _BY_BLOCKS = "1024:"
-"""How `block_sums` begins, by the length of a block."""
+"""Prefix of `block_sums`: the length of a block."""
 READ_INSTEAD_OF_MAP_BYTES = 64 << 10
 """Files up to this size are read: a memory map costs a file descriptor (before Python 3.13) and whole pages."""
 
@@ -59,8 +59,8 @@ def _sums_of(blocks: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return sums
 
 
-def _behind_rows(data_bytes: int, block_sums: str | None) -> tuple[int, int]:
-    """Bytes of the rows of a column with what fills their last block, and of the sums behind."""
+def _padded_bytes(data_bytes: int, block_sums: str | None) -> tuple[int, int]:
+    """Bytes of the rows of a column, padded to whole blocks, and of the sums after them."""
     if block_sums is None:
         return data_bytes, 0
     blocks = -(-data_bytes // _BLOCK_BYTES)
@@ -68,7 +68,7 @@ def _behind_rows(data_bytes: int, block_sums: str | None) -> tuple[int, int]:
 
 
 class ColumnWriter:
-    """Writes a `.npy` file, which is not there yet, of which the length is known only at the end.
+    """Writes a new `.npy` file whose length is known only at the end.
 
     `append` adds `rows`, `close` adds the sums, fills in the header and flushes to disk. Memory grows by 1/128 of the
     file. With a `width` the array has two dimensions.
@@ -91,7 +91,7 @@ class ColumnWriter:
 
     @property
     def block_sums(self) -> str | None:
-        """What the header says of the sums behind the rows; None: there are none. To be asked when closed."""
+        """The description of the sums after the rows for a header; None without sums. Valid after `close`."""
         return _BY_BLOCKS + _digest_of(self._sums) if self._data_bytes > _WITHOUT_SUMS_BYTES else None
 
     def append(self, rows: npt.NDArray[Any]) -> None:
@@ -114,7 +114,7 @@ class ColumnWriter:
         self._open_block = data[whole * _BLOCK_BYTES :]
 
     def close(self) -> None:
-        """Write sums and header, and flush the file to disk. Closing again does nothing."""
+        """Write sums and header, and flush the file to disk. Idempotent."""
         if self._file.closed:
             return
         if self._data_bytes > _WITHOUT_SUMS_BYTES:
@@ -131,27 +131,27 @@ class ColumnWriter:
 def column_file_bytes(
     dtype: npt.DTypeLike, rows: int, *, width: int | None = None, block_sums: str | None = None
 ) -> int:
-    """Size of the file of a column, in bytes; arguments as of `read_column`."""
-    return _HEADER_BYTES + sum(_behind_rows(rows * (width or 1) * np.dtype(dtype).itemsize, block_sums))
+    """Size of the file of a column, in bytes; arguments as for `read_column`."""
+    return _HEADER_BYTES + sum(_padded_bytes(rows * (width or 1) * np.dtype(dtype).itemsize, block_sums))
 
 
 def read_column(
     path: Path, dtype: npt.DTypeLike, rows: int, *, width: int | None = None, block_sums: str | None = None
 ) -> npt.NDArray[Any]:
-    """Map the `.npy` file at `path`, read-only, after checking type and length against what is expected.
+    """Map the `.npy` file at `path`, read-only, after checking its type and length.
 
-    Costs one open file descriptor before Python 3.13 and none since; files of at most 64 KiB are read instead. Raises
-    FileNotFoundError, and IndexFileError where the file is damaged or not of this type and length.
+    Costs one open file descriptor before Python 3.13, and none later; files of at most 64 KiB are read instead. Raises
+    FileNotFoundError, and IndexFileError if the file is damaged or has another type or length.
     """
     dtype = np.dtype(dtype).newbyteorder("<")
     size_bytes = column_file_bytes(dtype, rows, width=width, block_sums=block_sums)
     with open(path, "rb", buffering=0) as file:
         found_bytes = os.fstat(file.fileno()).st_size
         if found_bytes != size_bytes:
-            raise IndexFileError(f"{path}: has {found_bytes} bytes, but {rows} rows of {dtype} take {size_bytes}")
+            raise IndexFileError(f"{path}: has {found_bytes} bytes, but {rows} rows of {dtype} have {size_bytes}")
         buffer = read_or_map(file, size_bytes)
     if buffer[:_HEADER_BYTES] != _npy_header(dtype, rows, width):
-        raise IndexFileError(f"{path}: the header is not that of a .npy file with {rows} rows of {dtype}")
+        raise IndexFileError(f"{path}: its header is not that of a .npy file with {rows} rows of {dtype}")
     shape = (rows,) if width is None else (rows, width)
     column = np.ndarray(shape, dtype=dtype, buffer=buffer, offset=_HEADER_BYTES)
     column.flags.writeable = False
@@ -159,13 +159,13 @@ def read_column(
 
 
 class BlockSums:
-    """Compares a column with its checksums, those of its `ColumnWriter`, each block when it is first used.
+    """Verifies a column by the checksums of its `ColumnWriter`, each block on first use.
 
-    A column without sums of blocks is one block. Columns of at most 8 KiB are compared at once, and refused.
-    Thread-safe: at worst two threads compare the same block.
+    A column without block sums is one block. Columns of at most 8 KiB are verified on creation, which may raise.
+    Thread-safe: at worst two threads verify the same block.
 
-    Errors name the file `where`, and end with `mending`, what to do about it. `fetch_again` writes the file anew, in
-    place, where it is a copy of one elsewhere; that is done once.
+    Errors name the file `where`, and end with `repair_advice`. `fetch_again` rewrites a copy in place; it is called
+    once.
     """
 
     def __init__(
@@ -176,12 +176,12 @@ class BlockSums:
         checksum: str,
         block_sums: str | None,
         where: str,
-        mending: str,
+        repair_advice: str,
         fetch_again: Callable[[], None] | None = None,
     ) -> None:
         self._path, self._column, self._fetch_again = path, column, fetch_again
-        self._fetching = Lock()  # who finds a block damaged meanwhile waits, and looks at it again
-        self._where, self._mending = where, mending
+        self._fetching = Lock()  # other threads with a damaged block wait, and verify it again
+        self._where, self._repair_advice = where, repair_advice
         self.is_damaged = False
         self._base: bytearray | mmap.mmap | Any = column.base
         self._row_bytes = column.strides[0]
@@ -189,7 +189,7 @@ class BlockSums:
         if block_sums is None:
             self._digest, self._shift, blocks = checksum, 63, min(1, column.nbytes)
         else:
-            padded, _ = _behind_rows(column.nbytes, block_sums)
+            padded, _ = _padded_bytes(column.nbytes, block_sums)
             self._digest, self._shift = block_sums.removeprefix(_BY_BLOCKS), _BLOCK_SHIFT
             blocks = padded // _BLOCK_BYTES
             self._words = np.ndarray((blocks, len(_WEIGHTS)), "<u8", self._base, _HEADER_BYTES)
@@ -200,7 +200,7 @@ class BlockSums:
             self.check(0, len(column))
 
     def check(self, first: int, stop: int) -> None:
-        """Compare rows [first, stop) unless that was done. Raises IndexFileError where they are damaged."""
+        """Verify rows [first, stop) unless already done. Raises IndexFileError if they are damaged."""
         if first < stop:
             begin = first * self._row_bytes >> self._shift
             checked = self._checked[begin : (stop * self._row_bytes - 1 >> self._shift) + 1]
@@ -208,14 +208,14 @@ class BlockSums:
                 self._compare(begin + np.flatnonzero(~checked))
 
     def check_rows(self, rows: npt.NDArray[np.int64]) -> None:
-        """The same for rows in any order, each of which lies in one block."""
+        """Verify rows in any order, each of which is inside one block."""
         blocks = rows * self._row_bytes >> self._shift
         blocks = blocks[~self._checked[blocks]]
         if len(blocks):
             self._compare(np.unique(blocks))
 
     def check_runs(self, first: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> None:
-        """The same for many runs of rows, [first[i], stop[i]) for every i."""
+        """Verify many runs of rows, [first[i], stop[i]) for every i."""
         begin, end = first * self._row_bytes >> self._shift, (stop * self._row_bytes - 1 >> self._shift) + 1
         blocks = rows_of(begin, np.maximum(end, begin))
         blocks = blocks[~self._checked[blocks]]
@@ -223,9 +223,9 @@ class BlockSums:
             self._compare(blocks)
 
     def damaged(self, reason: str) -> IndexFileError:
-        """The error that says so."""
+        """The error for damage, with its reason."""
         self.is_damaged = True
-        return IndexFileError(f"{self._where}: {reason}; {self._mending}")
+        return IndexFileError(f"{self._where}: {reason}; {self._repair_advice}")
 
     def _compare(self, blocks: npt.NDArray[np.int64]) -> None:
         wrong = self._wrong(blocks)
@@ -234,12 +234,12 @@ class BlockSums:
                 fetch, self._fetch_again = self._fetch_again, None
                 if fetch is not None:
                     fetch()
-                    if isinstance(self._base, bytearray):  # what is mapped shows it already
+                    if isinstance(self._base, bytearray):  # a mapping is already up to date
                         with open(self._path, "rb") as file:
                             file.readinto(self._base)
                 wrong = self._wrong(blocks)
         if len(wrong):
-            raise self.damaged(f"bytes of block {wrong[0]} are not those that were written (its checksum differs)")
+            raise self.damaged(f"block {wrong[0]} is damaged (checksum mismatch)")
         self._checked[blocks] = True
 
     def _wrong(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -259,7 +259,7 @@ class BlockSums:
 
 
 def rows_of(first: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """All rows of the runs [first[i], stop[i]), one run after the other."""
+    """All rows of the runs [first[i], stop[i]), concatenated."""
     if len(first) == 1:
         return np.arange(first[0], stop[0])
     ends = (stop - first).cumsum()
@@ -267,7 +267,7 @@ def rows_of(first: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]) -> npt.ND
 
 
 def read_or_map(file: BinaryIO | FileIO, size_bytes: int) -> bytearray | mmap.mmap:
-    """The bytes of an open file: read if they are few, else mapped, which outlives the file object."""
+    """The bytes of an open file: read if it is small, else mapped, which outlives the file object."""
     if size_bytes <= READ_INSTEAD_OF_MAP_BYTES:
         return bytearray(file.read())
     if sys.version_info >= (3, 13):
@@ -276,11 +276,11 @@ def read_or_map(file: BinaryIO | FileIO, size_bytes: int) -> bytearray | mmap.mm
 
 
 def _npy_header(dtype: np.dtype[Any], rows: int, width: int | None = None) -> bytes:
-    """Return the header of NPY format 1.0 (numpy.lib.format) at a fixed size, so that it can be filled in last."""
+    """Return the header of NPY format 1.0 (numpy.lib.format) with a fixed size, so that it can be filled in last."""
     shape = f"({rows},)" if width is None else f"({rows}, {width})"
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
-    room = _HEADER_BYTES - 10
-    return b"\x93NUMPY\x01\x00" + room.to_bytes(2, "little") + text.encode().ljust(room - 1) + b"\n"
+    length = _HEADER_BYTES - 10
+    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.encode().ljust(length - 1) + b"\n"
 
 
 def _digest_of(data: bytes | bytearray | memoryview) -> str:
@@ -303,7 +303,7 @@ COLUMN_TYPES = {
     "key_bytes": "uint8",
     "key_order": "int64",
 }
-"""The columns in the order in which they are written, and the type of each."""
+"""The columns in the order in which they are written, with their types."""
 CONTENT_COLUMNS = ("key_start", "key_bytes", "part_start", "part_name", "part_size")
 
 
@@ -316,19 +316,19 @@ class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What `header.json` holds.
+    """The content of `header.json`.
 
     Attributes:
-        version: Version of this layout. Indices with sums of blocks of another kind, or without a checksum of their
-            own, are made anew.
-        generation: The folder beside the header that holds the columns.
+        version: Version of this layout. Indices with block sums of another kind, or without a header checksum, are
+            rebuilt.
+        generation: The folder of the columns, beside the header.
         shards: Name, bytes of the tar file, and samples of each shard, in the order of `.info.json`.
-        part_names: Distinct part names; `part_name.npy` holds places in this list.
+        part_names: Distinct part names; `part_name.npy` contains indices into this list.
         columns: Length and checksum of each column.
-        info_stamp: Size and modification time (ns) of `.info.json`, only where the index lies in a cache folder.
-        earlier: Where shards were appended: number of shards and content id of the dataset before each time, oldest
-            first. Versions up to the third know none.
-        header_checksum: BLAKE2b-128, in hex, of all the rest but the generation; see `header_digest`.
+        info_stamp: Size and modification time (ns) of `.info.json`, only for an index in a cache folder.
+        earlier: After shards were appended: number of shards and content id of the dataset before each time, oldest
+            first. Not present up to version 3.
+        header_checksum: BLAKE2b-128, in hex, of everything else except the generation; see `header_digest`.
     """
 
     version: int = HEADER_VERSION
@@ -342,10 +342,10 @@ class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def content_id(self) -> str:
-        """16 bytes, in hex, that change whenever a key, a part's name or size, or a shard's number of samples does.
+        """16 bytes, in hex, that change with any key, part name or size, or number of samples in a shard.
 
-        They say which samples these are, not how they are kept: the same ones have the same id in tars and in
-        ArrayRecord files, whatever the shards are called. Nothing but the checksums of columns is looked at.
+        They identify the samples, not their storage: the same samples have the same id in tars and in ArrayRecord
+        files, with any shard names. Computed from the checksums of columns only.
         """
         counts = [samples for _, _, samples in self.shards]
         checksums = [self.columns[name].checksum for name in CONTENT_COLUMNS]
@@ -353,7 +353,7 @@ class ColumnarHeader(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(described, digest_size=16).hexdigest()
 
     def fits(self, info: DatasetInfo) -> bool:
-        """Say whether this describes the shards of `info`, in that order and with as many samples each."""
+        """Whether this describes the shards of `info`, in the same order and with the same numbers of samples."""
         counts = info.shard_counts
         return len(counts) == len(self.shards) and all(
             name == shard and samples == count
@@ -367,9 +367,9 @@ def columnar_folder(root: Path) -> Path:
 
 
 def index_cache_folder(path: Path, cache_dir: Path | None = None) -> Path:
-    """The folder for the index of a dataset that is read-only, another one for each real path.
+    """The folder for the index of a read-only dataset, a different one for each real path.
 
-    It lies in `cache_dir`, by default `$XDG_CACHE_HOME/energon-grain`.
+    It is in `cache_dir`, by default `$XDG_CACHE_HOME/energon-grain`.
     """
     if cache_dir is None:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -384,18 +384,18 @@ def encode_header(header: ColumnarHeader) -> bytes:
 
 
 def _digest(header: ColumnarHeader) -> str:
-    """The same for equal datasets: a wrong name of a generation leads to none."""
+    """Equal for equal datasets: the name of the generation is not included."""
     return header_digest(header, generation="")
 
 
 def header_digest(header: Any, **instead: Any) -> str:
-    """BLAKE2b-128, in hex, of what a header says beside its own `header_checksum`, with other values `instead`."""
+    """BLAKE2b-128, in hex, of a header without its own `header_checksum`, with some values replaced by `instead`."""
     bare = msgspec.structs.replace(header, header_checksum="", **instead)
     return hashlib.blake2b(encode_json(bare), digest_size=16).hexdigest()
 
 
 def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
-    """Read the header of the columnar index in `folder`, for the dataset at `root`; None: there is none, or an old one.
+    """Read the header of the columnar index in `folder`, for the dataset at `root`; None if missing or outdated.
 
     Raises IndexFileError.
     """
@@ -408,27 +408,27 @@ def read_header(folder: Path, root: Path) -> ColumnarHeader | None:
         version = _VERSION.from_json(data).version
         if version > HEADER_VERSION:
             raise IndexFileError(
-                f"{path}: has version {version}, this release of energon-grain reads up to {HEADER_VERSION}; "
-                f"install a newer one or {mending(root)}"
+                f"{path}: has version {version}, but this release of energon-grain reads up to {HEADER_VERSION}; "
+                f"install a newer one, or {repair_advice(root)}"
             )
         header = _HEADER.from_json(data)
     except msgspec.MsgspecError as error:
-        raise IndexFileError(f"{path}: {error}; {mending(root)}") from error
+        raise IndexFileError(f"{path}: {error}; {repair_advice(root)}") from error
     if header.version == 1:
         return None
     if header.header_checksum != _digest(header):
-        raise IndexFileError(f"{path}: is not what was written (its checksum differs); {mending(root)}")
+        raise IndexFileError(f"{path}: is damaged (checksum mismatch); {repair_advice(root)}")
     refuse_outside((name for name, _, _ in header.shards), path, root)
     missing = COLUMN_TYPES.keys() - header.columns.keys()
     if missing:
-        raise IndexFileError(f"{path}: names no columns {sorted(missing)}; {mending(root)}")
+        raise IndexFileError(f"{path}: lacks the columns {sorted(missing)}; {repair_advice(root)}")
     sums = [each.block_sums for each in header.columns.values() if each.block_sums is not None]
     return header if all(each.startswith(_BY_BLOCKS) for each in sums) else None
 
 
-def mending(root: str | os.PathLike[str]) -> str:
-    """Return the advice that ends every error about an index."""
-    return f"`energon-grain prepare {root} --force-overwrite` writes the index anew"
+def repair_advice(root: str | os.PathLike[str]) -> str:
+    """Return the advice at the end of errors about an index."""
+    return f"run `energon-grain prepare {root} --force-overwrite` to rewrite the index"
 
 
 class _Version(msgspec.Struct):
@@ -439,7 +439,7 @@ _VERSION, _HEADER = Form(_Version), Form(ColumnarHeader)
 
 
 def info_stamp(root: Path) -> tuple[int, int]:
-    """Return size and modification time (ns) of the info file: what ties an index in a cache folder to its dataset."""
+    """Return size and modification time (ns) of the info file, which tie an index in a cache folder to its dataset."""
     for name in (INFO_JSON, INFO_YAML):
         with contextlib.suppress(FileNotFoundError):
             status = (root / META_FOLDER / name).stat()

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns: numbers that are known of every sample before it is read, one `.npy` file each beside the index.
+"""Columns: one number per sample, known before reading it, in one `.npy` file each beside the index.
 
-    .nv-meta/columnar/columns.json               names the file of each column; replaced atomically
-    .nv-meta/columnar/columns/<name>-<hex>.npy   (N,) a number a sample; NaN where a sample has none
-    x.jsonl.columns/…                            the same two, of a file that is read as it is
+    .nv-meta/columnar/columns.json               lists the file of each column; replaced atomically
+    .nv-meta/columnar/columns/<name>-<hex>.npy   (N,) one number per sample; NaN without a value
+    x.jsonl.columns/…                            the same two, of a file without preparation
     data/.columns/…                              of a folder of these
     meta.yaml.cache/.join_<name>/…               of a join, beside its index
-    ~/.cache/energon-grain/columns/<id>/…        for this machine, of data beside which nothing can be written
+    ~/.cache/energon-grain/columns/<id>/…        for this machine, of data in read-only places
 
-A column belongs to samples, by the `content_id` of the index that it was made with, and not to a generation of the
-index. So it stays when the index of the same samples is written again, and is not returned for others.
+A column belongs to samples, identified by the `content_id` of the index with which it was created, not to a generation
+of the index. It remains valid when the index of the same samples is written again, and is never used for others.
 
-Sizes of parts are columns that need no file: `bytes` of all parts of a sample, `bytes.jpg` of one, 0 where it has none.
+Sizes of parts are columns without files: `bytes` for all parts of a sample, `bytes.jpg` for one, 0 if it is missing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Int64Array = npt.NDArray[np.int64]
 COLUMNS_FOLDER = "columns"
 SIZES = "bytes"
 ATTACHED = "attached "
-"""How the function of a column begins that was attached: the name of the file follows."""
+"""Prefix of the function of an attached column. The name of the file follows."""
 _VERSION = 1
 _BLOCK_SAMPLES = 1 << 20
 _COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
@@ -68,10 +68,10 @@ _logger = logging.getLogger("energon_grain")
 
 
 class StoredColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A column that has a file in the folder `columns`, of the samples of `content_id`.
+    """A column with a file in the folder `columns`, of the samples of `content_id`.
 
-    What made its numbers is a `function` of a `version`, as `module:name`, which got `parts` of samples (none: all); or
-    `attached ` and the file that they are from.
+    Its numbers were computed by a `function` of a `version`, as `module:name`, from `parts` of samples (empty: all); or
+    they were attached: `attached ` and the name of the file.
     """
 
     file: Annotated[str, msgspec.Meta(pattern=r"^[\w.~%-]+\.npy$")]
@@ -87,7 +87,7 @@ class StoredColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return column_file_bytes(self.dtype, self.column.rows, block_sums=self.column.block_sums)
 
     def made_by(self, name: str, dataset: str) -> str:
-        """The command that makes it."""
+        """The command that creates it."""
         if self.function == HEADER_FUNCTION:
             return f"`energon-grain prepare-media {dataset} --media-metadata-by-extension`"
         if self.function.startswith(ATTACHED):
@@ -107,16 +107,16 @@ _FILE = Form(_ColumnsFile)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnFolder:
-    """Where the columns of a dataset are.
+    """Location of the columns of a dataset.
 
     Attributes:
-        dataset: Path or URL of the dataset, as messages name it.
+        dataset: Path or URL of the dataset, for messages.
         location: Path or URL of the folder with `columns.json`.
-        local: That folder on this machine: the same, or a copy of it.
-        mirrored: The folder in an object store, with `local` in the copy of it; None: it is on this machine.
-        locked: The folder on this machine that those who measure or prepare lock; None: `local`.
-        has_media_headers: Whether `prepare-media` makes columns, too.
-        known_as: What the samples are known as on this machine: where they are, first, and which of these they are.
+        local: That folder on this machine: the same, or a copy.
+        mirrored: The folder in an object store that contains the original of `local`; None: it is local.
+        locked: The local folder that measuring and preparing lock; None: `local`.
+        has_media_headers: Whether `prepare-media` also creates columns.
+        identity: Identity of the samples on this machine: their location, then the list of them.
     """
 
     dataset: str
@@ -125,7 +125,7 @@ class ColumnFolder:
     mirrored: str | None = None
     locked: Path | None = None
     has_media_headers: bool = True
-    known_as: tuple[str, ...]
+    identity: tuple[str, ...]
 
     @classmethod
     def of(cls, folder: DataFolder) -> ColumnFolder:
@@ -135,17 +135,17 @@ class ColumnFolder:
             local=columnar_folder(folder.local),
             mirrored=folder.location if folder.is_mirrored else None,
             locked=folder.local / META_FOLDER,
-            known_as=(folder.location, folder.bare or ""),
+            identity=(folder.location, folder.bare or ""),
         )
 
     @classmethod
     def beside(cls, dataset: str, location: str) -> ColumnFolder:
-        """The folder at `location`, of data that are read as they are; of a URL, brings `columns.json` up to date.
+        """The folder at `location`, of data without preparation. For a URL, updates `columns.json`.
 
         Raises ReadError.
         """
         place = cls(
-            dataset=dataset, location=location, local=Path(location), has_media_headers=False, known_as=(dataset,)
+            dataset=dataset, location=location, local=Path(location), has_media_headers=False, identity=(dataset,)
         )
         if not is_url(location):
             return place
@@ -156,76 +156,76 @@ class ColumnFolder:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether the data are on a web server or the Hub, where nothing can be written."""
-        where = self.known_as[0]
+        """Whether the data are on a web server or the Hub, which are read-only."""
+        where = self.identity[0]
         return is_url(where) and address_of(where, storage_settings()).kind in ("http", "hub")
 
     @property
-    def kept_by(self) -> str:
-        """What messages add about columns that each machine keeps for itself."""
+    def read_only_note(self) -> str:
+        """Addition to messages about columns that each machine stores for itself."""
         if not self.is_read_only:
             return ""
-        return ". Nothing can be written beside the data, so each machine keeps its own columns: measure on every host"
+        return ". The data are read-only, so each machine stores its own columns: measure on every host"
 
     @property
-    def here_alone(self) -> ColumnFolder:
-        """That in the cache folder of this machine, the same one for all commits of a dataset of the Hub.
+    def machine_local(self) -> ColumnFolder:
+        """The folder in the cache folder of this machine, the same one for all commits of a Hub dataset.
 
-        The content id is not enough to go by: it says how long samples are, and not what is in them.
+        The content id alone is insufficient: it depends on the sizes of samples, not on their content.
         """
-        known = [without_revision(each) if is_url(each) else os.path.realpath(each) for each in self.known_as]
+        known = [without_revision(each) if is_url(each) else os.path.realpath(each) for each in self.identity]
         digest = hashlib.blake2b("\0".join(known).encode("utf-8", "surrogateescape"), digest_size=16)
         local = Path(os.path.dirname(storage_settings().cache_folder), "columns", digest.hexdigest())
         return replace(self, location=str(local), local=local, mirrored=None, locked=None)
 
     def writable(self) -> ColumnFolder:
-        """The same, or that in the cache folder, where nothing can be written to this one. Makes it."""
+        """This folder if it is writable, else the one in the cache folder. Creates it."""
         if self.is_read_only or (self.mirrored is None and not is_writable(self.local)):
-            return self.here_alone
+            return self.machine_local
         return self
 
     def read(self) -> dict[str, StoredColumn]:
-        """The columns that have files, those of other samples too. Raises IndexFileError."""
+        """The columns with files, including those of other samples. Raises IndexFileError."""
         path, where = self.local / COLUMNS_JSON, join(self.location, COLUMNS_JSON)
-        mending = f"remove it, and make the columns again; {self._made_by}"
+        repair_advice = f"remove it, and create the columns again; {self._creation_advice}"
         try:
             found = _FILE.from_json(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except msgspec.MsgspecError as error:
-            raise IndexFileError(f"{where}: {error}; {mending}") from error
+            raise IndexFileError(f"{where}: {error}; {repair_advice}") from error
         if found.version > _VERSION:
             raise IndexFileError(
-                f"{where}: has version {found.version}, this release of energon-grain reads up to {_VERSION}; "
+                f"{where}: has version {found.version}, but this release of energon-grain reads up to {_VERSION}; "
                 "install a newer one"
             )
         if found.header_checksum != header_digest(found):
-            raise IndexFileError(f"{where}: is not what was written (its checksum differs); {mending}")
+            raise IndexFileError(f"{where}: is damaged (checksum mismatch); {repair_advice}")
         return found.columns
 
     def refuse_unknown(self, names: Iterable[str]) -> None:
-        """Raise KeyNotFoundError for a name that no column has, of whichever samples, and no size of a part could have.
+        """Raise KeyNotFoundError for a name that neither a column of any samples nor a size of a part can have.
 
-        This needs no samples. Raises IndexFileError, too.
+        Needs no samples. Also raises IndexFileError.
         """
-        known = {SIZES: None, **self.read(), **self.here_alone.read()}
+        known = {SIZES: None, **self.read(), **self.machine_local.read()}
         for name in names:
             if name not in known and not name.startswith(f"{SIZES}."):
                 raise KeyNotFoundError(f"{self.dataset}: {self.no_column(name, known)}")
 
     def no_column(self, name: str, known: Iterable[str]) -> str:
-        """What messages say of a column that is not among those that there are, with the command that makes it."""
-        made_by = self._made_by.replace("NAME=", f"{name}=").replace("makes any", "makes it")
-        return f"there is no column {name!r}; there are {', '.join(known)}; {made_by}{self.kept_by}"
+        """Message for a missing column, with the existing ones and the command that creates it."""
+        made_by = self._creation_advice.replace("NAME=", f"{name}=").replace("creates any", "creates it")
+        return f"no column {name!r}; the columns are {', '.join(known)}; {made_by}{self.read_only_note}"
 
     def open(self, name: str, stored: StoredColumn, samples: int) -> tuple[npt.NDArray[Any], BlockSums]:
-        """Map a column, (samples,), and what compares it; of one in an object store the file is copied first.
+        """Map a column, (samples,), with its checksums. The file of one in an object store is copied first.
 
         Raises IndexFileError and ReadError.
         """
         path = self.local / COLUMNS_FOLDER / stored.file
         where = join(self.location, f"{COLUMNS_FOLDER}/{stored.file}")
-        mending = f"make the column {name!r} again: {stored.made_by(name, self.dataset)}"
+        repair_advice = f"create the column {name!r} again: {stored.made_by(name, self.dataset)}"
         rows, checksum, block_sums = stored.column.rows, stored.column.checksum, stored.column.block_sums
         again: Callable[[], None] | None = None
         if self.mirrored is not None:
@@ -242,17 +242,23 @@ class ColumnFolder:
             again = fetch_again
         try:
             if rows != samples:
-                raise IndexFileError(f"{where}: has {rows} rows for {samples} samples")
+                raise IndexFileError(f"{where}: has {rows} rows, but there are {samples} samples")
             column = read_column(path, stored.dtype, samples, block_sums=block_sums)
         except (FileNotFoundError, IndexFileError) as error:
-            raise IndexFileError(f"{where}: the column {name!r} cannot be opened: {error}; {mending}") from error
+            raise IndexFileError(f"{where}: the column {name!r} cannot be opened: {error}; {repair_advice}") from error
         sums = BlockSums(
-            path, column, checksum=checksum, block_sums=block_sums, where=where, mending=mending, fetch_again=again
+            path,
+            column,
+            checksum=checksum,
+            block_sums=block_sums,
+            where=where,
+            repair_advice=repair_advice,
+            fetch_again=again,
         )
         return column, sums
 
     def put_in_place(self, staging: Path, *, put: Sequence[str], remove: Sequence[str]) -> None:
-        """Move what `ColumnStage.finish` named into the folder: `columns.json`, the last of it, makes it count.
+        """Move the files from `ColumnStage.finish` into the folder. `columns.json`, the last one, commits the change.
 
         Raises ReadError.
         """
@@ -272,13 +278,13 @@ class ColumnFolder:
             (self.local / name).unlink(missing_ok=True)
 
     @property
-    def _made_by(self) -> str:
-        any_of_them = f"`energon-grain measure {self.dataset} --column NAME=module:function` makes any"
+    def _creation_advice(self) -> str:
+        measuring = f"`energon-grain measure {self.dataset} --column NAME=module:function` creates any"
         if not self.has_media_headers:
-            return any_of_them
+            return measuring
         return (
-            f"{any_of_them}, and those of media are made by `energon-grain prepare-media {self.dataset} "
-            "--media-metadata-by-extension`"
+            f"{measuring}, and `energon-grain prepare-media {self.dataset} "
+            "--media-metadata-by-extension` creates those of media"
         )
 
     def _remove_others(self, copies: Path) -> None:
@@ -290,16 +296,16 @@ class ColumnFolder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """The samples that columns are of.
+    """The samples that columns belong to.
 
     Attributes:
-        content_id: Of them; a column of others is stale.
-        samples: How many there are.
-        parts: Names of the parts whose sizes are known.
-        earlier: The content ids of the dataset before shards were appended, each time.
-        sizes: (n,) bytes that samples, by their numbers or from one to another, have of the part of this place in
-            `parts`; None: of all. Raises IndexFileError. None in its place: sizes are not known so.
-        release: Gives back the memory that looking up sizes took.
+        content_id: Their content id; columns with another one are stale.
+        samples: Number of samples.
+        parts: Names of the parts with known sizes.
+        earlier: The content ids of the dataset before each time that shards were appended.
+        sizes: (n,) sizes in bytes for sample numbers, or a slice, of the part with this index in `parts`; None: of all
+            parts. Raises IndexFileError. None instead of the function: sizes are not available this way.
+        release: Releases the memory used for looking up sizes.
     """
 
     content_id: str
@@ -337,25 +343,25 @@ def _part_sizes(index: ColumnarIndex, samples: Int64Array | slice, part: int | N
         size = np.where(np.asarray(index.part_name[rows]) == part, size, 0)
     ends = np.cumsum(count)
     running = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])
-    return running[ends] - running[ends - count]  # so, since a sample may have no part at all
+    return running[ends] - running[ends - count]  # not `reduceat`: a sample may have no parts
 
 
 class KeptColumns:
-    """What is known of all samples of a dataset beside them: what was measured, and the sizes of parts.
+    """All columns stored beside a dataset: measured ones, and the sizes of parts.
 
-    Those with files are memory maps, which are compared with their checksums when they are asked for. A sample
-    without a number has NaN. A column that was kept for this machine alone goes before one beside the data.
+    Those with files are memory maps, verified by their checksums on access. Samples without a number have NaN. A column
+    stored for this machine only takes precedence over one beside the data.
 
     Attributes:
-        folder: Where those with files are, beside the data.
-        stored: What is known of these.
+        folder: Folder of the files beside the data.
+        stored: Descriptions of the columns with files.
     """
 
     def __init__(self, folder: ColumnFolder, of: Measured) -> None:
         self.folder, self._of = folder, of
         self._all: dict[str, StoredColumn] = {}
         self._places: dict[str, ColumnFolder] = {}
-        for place in (folder, folder.here_alone):
+        for place in (folder, folder.machine_local):
             for name, each in place.read().items():
                 if name not in self._all or each.content_id == of.content_id:
                     self._all[name], self._places[name] = each, place
@@ -373,7 +379,7 @@ class KeptColumns:
 
     @property
     def stale(self) -> tuple[str, ...]:
-        """Names of those that are of samples that are not here any more."""
+        """Names of columns that belong to other samples."""
         return tuple(name for name in self._all if name not in self.stored)
 
     @property
@@ -385,14 +391,14 @@ class KeptColumns:
         return self._of.content_id
 
     def at(self, name: str, samples: Int64Array | slice) -> npt.NDArray[Any]:
-        """(n,) what a column says of samples, by their numbers in the whole dataset.
+        """(n,) values of a column for samples, by their numbers in the whole dataset.
 
         Args:
-            samples: (n,) in [0, N), not checked; or a slice of them with both its ends, of which stored columns are
-                given as they are mapped.
+            samples: (n,) in [0, N), not checked; or a slice with explicit start and stop, for which stored columns are
+                returned as views of the mapping.
 
         Raises:
-            KeyNotFoundError: There is none, or it was made for other samples.
+            KeyNotFoundError: The column does not exist, or belongs to other samples.
             IndexFileError: Its file is damaged.
         """
         if name in self.stored:
@@ -418,30 +424,30 @@ class KeptColumns:
     def id(self, name: str) -> str:
         """Digest that changes with the numbers of a column. Raises as `at` does."""
         if name in self.stored:
-            self._opened(name)  # who knows a column by its id goes on with it when it is measured again
+            self._opened(name)  # keeps this version open if the column is measured again
             return self.stored[name].column.checksum
         if name not in self._parts:
             raise self.no_column(name)
         return self._of.content_id
 
     def used(self) -> dict[str, str]:
-        """The ids of columns with files that were asked for: another process must find the same ones."""
+        """Ids of the stored columns that were used: another process must find the same ones."""
         return {name: self.stored[name].column.checksum for name in self._open}
 
     def require(self, used: Mapping[str, str]) -> None:
-        """Raise StaleIndexError where columns are not those that `used` gave in another process."""
+        """Raise StaleIndexError unless the columns are those that `used` returned in another process."""
         for name, before in used.items():
             if self.id(name) != before:
                 raise StaleIndexError(
-                    f"{self.folder.dataset}: the column {name!r} was measured again, with other numbers, since this "
-                    "process's parent opened it; begin anew, and measure no column that is being gone by"
+                    f"{self.folder.dataset}: the column {name!r} was measured again with other numbers after the "
+                    "parent process opened it; restart, and do not measure a column that a run uses"
                 )
 
     def id_of_first(self, name: str, samples: int, content_id: str) -> str:
-        """What `id` was when the dataset had its first samples alone. Reads these numbers. Raises as `at` does.
+        """The `id` that the column had when the dataset had only its first samples. Reads them. Raises as `at` does.
 
         Args:
-            content_id: Of the dataset at that time.
+            content_id: Content id of the dataset at that time.
         """
         if name not in self.stored:
             return content_id if name in self._parts else self.id(name)
@@ -453,7 +459,7 @@ class KeptColumns:
         return digest.hexdigest()
 
     def of_first(self, name: str) -> tuple[StoredColumn, npt.NDArray[Any]] | None:
-        """What a column says of the samples that there were before shards were appended; None: it says nothing.
+        """The column of the samples that existed before shards were appended; None without one.
 
         Raises IndexFileError.
         """
@@ -470,23 +476,23 @@ class KeptColumns:
         return self._open[name]
 
     def refuse_stale(self, name: str) -> None:
-        """Raise KeyNotFoundError where there is a column of this name, but of samples that are not here any more."""
+        """Raise KeyNotFoundError if a column with this name belongs to other samples."""
         if name in self.stale:
             raise KeyNotFoundError(
-                f"{self.folder.dataset}: the column {name!r} is of samples that are not here any more; make it again: "
+                f"{self.folder.dataset}: the column {name!r} belongs to other samples; create it again: "
                 f"{self.made_by(name)}"
             )
 
     def made_by(self, name: str) -> str:
-        """The command that makes a column with a file, be it stale or not."""
+        """The command that creates a column with a file, stale or not."""
         return self._all[name].made_by(name, self.folder.dataset)
 
     def no_column(self, name: str) -> KeyNotFoundError:
-        """The error for a name that no column has. Raises KeyNotFoundError where one of other samples has it."""
+        """The error for a name that no column has. Raises KeyNotFoundError if one of other samples has it."""
         self.refuse_stale(name)
         why = self.folder.no_column(name, self)
         if name.startswith(f"{SIZES}."):
-            why = f"there is no part {name.removeprefix(f'{SIZES}.')!r}; there are {', '.join(self._of.parts)}"
+            why = f"no part {name.removeprefix(f'{SIZES}.')!r}; the parts are {', '.join(self._of.parts)}"
         return KeyNotFoundError(f"{self.folder.dataset}: {why}")
 
 
@@ -501,7 +507,7 @@ class _New:
 
 
 class ColumnStage:
-    """New columns of a dataset, on their way: written into an empty folder, from which a commit puts them in place."""
+    """New columns of a dataset, written into an empty folder from which a commit moves them into place."""
 
     def __init__(self, folder: ColumnFolder, staging: Path) -> None:
         self._folder, self._staging = folder, staging
@@ -517,24 +523,24 @@ class ColumnStage:
         version: int,
         parts: tuple[str, ...] = (),
     ) -> ColumnWriter:
-        """Begin a column; rows are appended to what this gives."""
+        """Begin a column, and return its writer."""
         file = f"{quote(name, safe='')[:_LONGEST_NAME]}-{secrets.token_hex(8)}.npy"
         writer = ColumnWriter(self._staging / COLUMNS_FOLDER / file, dtype)
         self._new[name] = _New(file, np.dtype(dtype), function, version, parts, writer)
         return writer
 
     def drop(self, name: str) -> None:
-        """Have no such column after all."""
+        """Discard a new column."""
         new = self._new.pop(name)
         new.writer.close()
         (self._staging / COLUMNS_FOLDER / new.file).unlink()
 
     def finish(self, content_id: str, *, fill: bool = False) -> tuple[list[str], list[str]]:
-        """End all columns, and write the file that names them beside those that the dataset has already.
+        """Close all columns, and write the file that lists them together with the existing ones.
 
-        With `fill`, a number that is missing is taken from the column of this name that the dataset has, if that is of
-        these samples and of this version of the function, and not damaged. Gives what is to be put, in this order, and
-        to be removed: names in the folder.
+        With `fill`, missing numbers are copied from the existing column of this name, if that has the same samples and
+        version of the function and is not damaged. Returns the names in the folder to move into place, in order, and
+        those to remove.
         """
         old = self._folder.read()
         stored: dict[str, StoredColumn] = {}
@@ -568,7 +574,7 @@ class ColumnStage:
             held, sums = self._folder.open(name, before, rows)
             sums.check(0, rows)
         except IndexFileError as error:
-            _logger.warning("nothing is taken over from a column that is made again: %s", error)
+            _logger.warning("the existing numbers of a column are not reused: %s", error)
             return new
         path = self._staging / COLUMNS_FOLDER / new.file
         found = read_column(path, new.dtype, rows, block_sums=new.writer.block_sums)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All outputs of one `prepare` appear together: staged files, one journal, renames that can be repeated.
+"""Commits all outputs of one `prepare` together: staged files, one journal, and renames that can be repeated.
 
-A folder has no rename of many files at once, so the commit works like a database's redo log:
+A folder has no atomic rename of many files, so the commit works like a database's redo log:
 
-1. every output is written, and flushed, under `.nv-meta/.prepare/staged-<random>/`, at the path that it will have below
-   the dataset;
-2. `.nv-meta/.prepare/commit.json` is put in place by one rename. **This is the commit point**: before it the old state
-   holds, from it on the new one;
-3. the renames that it lists are done in order, what it lists as obsolete is removed, and the journal goes last.
+1. every output is written, and flushed, under `.nv-meta/.prepare/staged-<random>/`, at its later path relative to the
+   dataset;
+2. `.nv-meta/.prepare/commit.json` is created by one rename. **This is the commit point**: the old state is valid before
+   it, the new state after it;
+3. the renames that it lists are done in order, the paths it lists as obsolete are removed, and the journal is removed
+   last.
 
-A process killed during step 3 leaves a journal. Whoever comes next (another `prepare`, or a reader that opens the
-dataset) calls `finish_interrupted_prepare`, which does step 3 again: a staged file that is gone was moved already.
+A process killed during step 3 leaves a journal. The next process (another `prepare`, or a reader that opens the
+dataset) calls `finish_interrupted_prepare`, which repeats step 3: a missing staged file has already been moved.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _JOURNAL = Form(_Journal)
 
 
 def new_staging_folder(root: Path) -> Path:
-    """Make an empty folder that mirrors `root`: what will lie at `root / p` is to be written at `staging / p`."""
+    """Create an empty folder that mirrors `root`: the later file `root / p` must be written at `staging / p`."""
     staging = root / PREPARE_FOLDER / f"staged-{secrets.token_hex(6)}"
     staging.mkdir(parents=True)
     return staging
@@ -55,10 +56,10 @@ def commit_staged(root: Path, staging: Path, *, put: Sequence[str], remove: Sequ
     """Move `put` from the staging folder into the dataset and remove `remove`, all or nothing.
 
     Args:
-        staging: A folder from `new_staging_folder`. It is gone afterwards.
-        put: Paths relative to `root`, of files or whole folders, in the order in which they are to be moved. Each lies
-            in `.nv-meta` or is a `.tar.idx`. The caller has flushed their bytes to disk.
-        remove: Obsolete paths relative to `root`, inside `.nv-meta`. Those that do not exist are passed over.
+        staging: A folder from `new_staging_folder`, which is removed.
+        put: Paths relative to `root`, of files or whole folders, in the order in which to move them. Each is in
+            `.nv-meta` or is a `.tar.idx`. The caller has flushed their bytes to disk.
+        remove: Obsolete paths relative to `root`, inside `.nv-meta`. Missing ones are ignored.
     """
     journal = _Journal(version=_VERSION, staged=staging.name, put=tuple(put), remove=tuple(remove))
     _check_journal(root, journal)
@@ -67,9 +68,9 @@ def commit_staged(root: Path, staging: Path, *, put: Sequence[str], remove: Sequ
 
 
 def finish_interrupted_prepare(root: Path) -> bool:
-    """Complete a commit that was cut short, so that the dataset is in its new state; say whether there was one.
+    """Complete an interrupted commit, so that the dataset is in its new state. Returns whether there was one.
 
-    Costs one `stat` where nothing was interrupted. Several processes may do this at once. Raises StaleIndexError and
+    Costs one `stat` if nothing was interrupted. Safe in several processes at once. Raises StaleIndexError and
     IndexFileError.
     """
     if not os.path.exists(os.path.join(root, JOURNAL)):
@@ -97,8 +98,8 @@ def finish_interrupted_prepare(root: Path) -> bool:
 
 def _not_writable(root: Path) -> StaleIndexError:
     return StaleIndexError(
-        f"{root}: a `prepare` was interrupted while it put its files in place, so the folder is between its old and "
-        f"its new state, and this process may not write there. Run `energon-grain info {root}` once as a user who may."
+        f"{root}: a `prepare` was interrupted while it moved its files into place, and this process has no write "
+        f"permission to complete it. Run `energon-grain info {root}` once as a user with write permission."
     )
 
 
@@ -115,16 +116,18 @@ def _read_journal(root: Path, content: bytes) -> _Journal:
 
 
 def _check_journal(root: Path, journal: _Journal) -> None:
-    """A journal lies beside data that may come from anywhere: it may only touch what `prepare` writes."""
+    """A journal is untrusted, like the data beside it: it may only touch files that `prepare` writes."""
     if journal.version != _VERSION:
-        raise IndexFileError(f"{root / JOURNAL}: has version {journal.version}, this energon-grain knows {_VERSION}.")
-    alien = [path for path in journal.put if not (_in_meta_folder(path) or _is_tar_index(path))]
-    alien += [path for path in journal.remove if not _in_meta_folder(path)]
-    if not journal.staged.startswith("staged-") or "/" in journal.staged:
-        alien.append(journal.staged)
-    if alien:
         raise IndexFileError(
-            f"{root / JOURNAL}: lists {alien[0]!r}, which `prepare` does not own. Delete the journal and prepare "
+            f"{root / JOURNAL}: has version {journal.version}, but this release reads {_VERSION}; install a newer one."
+        )
+    foreign = [path for path in journal.put if not (_in_meta_folder(path) or _is_tar_index(path))]
+    foreign += [path for path in journal.remove if not _in_meta_folder(path)]
+    if not journal.staged.startswith("staged-") or "/" in journal.staged:
+        foreign.append(journal.staged)
+    if foreign:
+        raise IndexFileError(
+            f"{root / JOURNAL}: lists {foreign[0]!r}, which `prepare` does not own. Delete the journal and prepare "
             f"again: `energon-grain prepare {root} --force-overwrite`."
         )
 
@@ -148,7 +151,7 @@ def _roll_forward(root: Path, staging: Path, put: Sequence[str], remove: Sequenc
         except FileNotFoundError as error:
             if not target.exists():
                 raise IndexFileError(
-                    f"{target}: an interrupted `prepare` should have written it, and its staged copy is gone. "
+                    f"{target}: an interrupted `prepare` did not write it, and its staged copy is missing. "
                     f"Prepare again: `energon-grain prepare {root} --force-overwrite`."
                 ) from error
         touched.add(target.parent)
@@ -165,7 +168,7 @@ def _roll_forward(root: Path, staging: Path, put: Sequence[str], remove: Sequenc
 
 
 def _move(source: Path, target: Path) -> None:
-    """Rename, or, where a shard folder is a mount or link to another file system, copy, rename there and remove."""
+    """Rename. If a shard folder is a mount or link to another file system: copy, rename there and remove."""
     try:
         os.replace(source, target)
     except OSError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files with data at a path, a pattern, a URL, or several of these: names, and versions where a list says them."""
+"""Finds data files at a path, pattern, URL, or several of these: names, and versions if a listing contains them."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from energon_grain.storage.remote import has_lists, shared_client
 from energon_grain.storage.settings import storage_settings
 
 Version = tuple[int, int | bytes]
-"""Size of a file, and its time of modification or generation: what `ByteStore.version` gives."""
+"""Size of a file, and its modification time or generation: the result of `ByteStore.version`."""
 SIGNS = re.compile(r"[*?\[{]")
-"""What a name that is a pattern, or has braces, holds."""
+"""Signs of patterns and braces in a name."""
 BETWEEN = "::"
-"""Between several paths in one text."""
+"""Separator of several paths in one text."""
 
 
 def find_files(location: str, endings: tuple[str, ...]) -> tuple[str, list[str], dict[str, Version] | None]:
-    """A folder, names of files in it, and their versions where a list said them.
+    """A folder, names of files in it, and their versions if a listing contained them.
 
     Raises:
-        DatasetNotFoundError: There is none.
+        DatasetNotFoundError: There are none.
         ReadError: A store cannot be reached.
     """
-    asked = _Asked.of(location)
-    find = _find_here if not is_url(location) else _find_in_store
-    return find(location, asked, endings)
+    query = _Query.of(location)
+    find = _find_local if not is_url(location) else _find_in_store
+    return find(location, query, endings)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a location asks for: files by patterns, below the folder that all of them have in common.
+class _Query:
+    """The parsed form of a location: patterns of files below their common folder.
 
     Attributes:
         patterns: The location with its braces expanded.
-        wild: Whether they hold signs of patterns.
-        root: The folder.
-        cut: Where its name ends in each.
+        wild: Whether they contain signs of patterns.
+        root: The common folder.
+        cut: Length of its name in each pattern.
     """
 
     patterns: list[str]
@@ -57,10 +57,10 @@ class _Asked:
     cut: int
 
     @classmethod
-    def of(cls, location: str) -> _Asked:
-        there = not is_url(location) and os.path.lexists(location)  # it is what it says, whatever signs are in it
-        patterns = expand_braces(location) if "{" in location and not there else [location]
-        wild = not there and any(map(GLOB.search, patterns))
+    def of(cls, location: str) -> _Query:
+        is_literal = not is_url(location) and os.path.lexists(location)  # an existing path is taken literally
+        patterns = expand_braces(location) if "{" in location and not is_literal else [location]
+        wild = not is_literal and any(map(GLOB.search, patterns))
         fixed = [GLOB.split(pattern, maxsplit=1)[0] if wild else pattern for pattern in patterns]
         differ = (at for at, signs in enumerate(zip(*fixed, strict=False)) if len(set(signs)) > 1)
         cut = fixed[0][: next(differ, min(map(len, fixed)))].rfind("/")
@@ -70,34 +70,34 @@ class _Asked:
 Found = tuple[str, list[str], dict[str, Version] | None]
 
 
-def _find_here(location: str, asked: _Asked, endings: tuple[str, ...]) -> Found:
+def _find_local(location: str, query: _Query, endings: tuple[str, ...]) -> Found:
     if os.path.isdir(location):
         return location, _sorted(data_below(location, endings), location, endings), None
-    found = set(asked.patterns)
-    if asked.wild:
-        found = {path for pattern in asked.patterns for path in glob.iglob(pattern, recursive=True)}
+    found = set(query.patterns)
+    if query.wild:
+        found = {path for pattern in query.patterns for path in glob.iglob(pattern, recursive=True)}
     elif missing := sorted(path for path in found if not os.path.exists(path)):
         raise DatasetNotFoundError(no_such_path(missing[0]))
     files = {path for path in found if os.path.isfile(path)}
     files |= {os.path.join(path, name) for path in found if os.path.isdir(path) for name in data_below(path, endings)}
-    start = len(asked.root) + (asked.cut > 0)
-    return asked.root, _sorted((path[start:] for path in files), location, endings), None
+    start = len(query.root) + (query.cut > 0)
+    return query.root, _sorted((path[start:] for path in files), location, endings), None
 
 
-def _find_in_store(location: str, asked: _Asked, endings: tuple[str, ...]) -> Found:
-    client, root, cut = shared_client(storage_settings()), asked.root, asked.cut
+def _find_in_store(location: str, query: _Query, endings: tuple[str, ...]) -> Found:
+    client, root, cut = shared_client(storage_settings()), query.root, query.cut
     if not has_lists(location, storage_settings()):
-        if asked.wild:
-            raise ConfigError(f"{location}: this server has no lists; write the names, as {{000..009}}{endings[0]}")
-        names = {as_joined(root, pattern[cut + 1 :]) for pattern in asked.patterns}
+        if query.wild:
+            raise ConfigError(f"{location}: this server has no listings; write the names, as {{000..009}}{endings[0]}")
+        names = {as_joined(root, pattern[cut + 1 :]) for pattern in query.patterns}
         return root, _sorted(names, location, endings), None
-    if not asked.wild and len(asked.patterns) == 1:
+    if not query.wild and len(query.patterns) == 1:
         below: Any = client.list_versions(location)
         if below:
             return location, _sorted((name for name in below if is_data(name, endings)), location, endings), below
         return root, [name_of(location)], None
     below = client.list_versions(root)
-    wanted = [re.compile(glob_to_regex(pattern[cut + 1 :])) for pattern in asked.patterns]
+    wanted = [re.compile(glob_to_regex(pattern[cut + 1 :])) for pattern in query.patterns]
     matching = (name for name in below if is_data(name, endings) and any(each.fullmatch(name) for each in wanted))
     return root, _sorted(matching, location, endings), below
 
@@ -110,12 +110,12 @@ def _sorted(names: Iterable[str], location: str, endings: tuple[str, ...]) -> li
 
 
 def nothing_found(location: str, endings: tuple[str, ...]) -> DatasetNotFoundError:
-    """The error of a path at which no file has any of these endings."""
-    return DatasetNotFoundError(f"{location}: no file there ends in {' or '.join(endings)}")
+    """The error for a path where no file has any of these endings."""
+    return DatasetNotFoundError(f"{location}: no file ends in {' or '.join(endings)}; check the path")
 
 
 def version_of(path: str) -> Version:
-    """Of a file of this machine. Raises DatasetNotFoundError."""
+    """Version of a local file. Raises DatasetNotFoundError."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -124,16 +124,16 @@ def version_of(path: str) -> Version:
 
 
 def one_text(paths: Iterable[str | os.PathLike[str]]) -> str:
-    """The text that names several paths, as short as runs of numbers in it allow.
+    """The text that names several paths, shortened by ranges of numbers.
 
     >>> one_text(["a/08.tar", "a/09.tar", "a/10.tar", "b"])
     'a/{08..10}.tar::b'
 
-    Raises ConfigError if there is none, or one is no text.
+    Raises ConfigError if there are none, or one is not a text.
     """
     texts = [os.fspath(path) if isinstance(path, os.PathLike) else path for path in paths]
     if not texts or not all(isinstance(text, str) and text for text in texts):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"a list of paths names at least one, and each is text, not {texts!r:.100}")
+        raise ConfigError(f"a list of paths must contain one or more texts, not {texts!r:.100}")
     pieces: list[str] = []
     for is_special, run in groupby(texts, lambda text: SIGNS.search(text) is not None):
         names = list(run)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a dataset lies: its shards at a location, and what says how to read them in a folder of this machine.
+"""Locates a dataset: its shards at a location, and the files that describe them in a local folder.
 
-The files in `.nv-meta` are read whole or memory-mapped. Of a dataset in an object store they are mirrored, and brought
-up to date whenever the dataset is opened: one list, and a question for each file whether it changed.
+The files in `.nv-meta` are read completely or memory-mapped. For a dataset in an object store they are mirrored, and
+updated whenever the dataset is opened: one listing, and one request per file to check whether it changed.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ from energon_grain.storage.settings import storage_settings
 
 _logger = logging.getLogger("energon_grain")
 BARE_FOLDER = "bare"
-"""In `.nv-meta`: indices of tars that nobody prepared."""
+"""In `.nv-meta`: indices of unprepared tars."""
 _HEADER = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{HEADER_NAME}"
 _COLUMNS = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{COLUMNS_JSON}"
 _DIGESTS = f"{META_FOLDER}/{COLUMNAR_FOLDER}/{DIGESTS_JSON}"
-_USUAL = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")
-"""Asked for by name where a store has no lists (`https://`)."""
+_KNOWN_NAMES = (INFO_JSON, INFO_YAML, INDEX_UUID, "dataset.yaml", "split.yaml", "records.json")
+"""Requested by name if a store has no listings (`https://`)."""
 _FRESH_SECONDS = 5.0
 _ATTEMPTS = 3
 _OLD_COLUMNS_SECONDS = 24 * 3600.0
 _up_to_date: dict[str, tuple[ObjectClient, float]] = {}
-"""When this process brought a mirror up to date last, and from where."""
+"""Client and time of this process's last update of each mirror."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFolder:
-    """Where a dataset lies. Picklable: copies in other processes of this machine use the same mirror as it is.
+    """The location of a dataset. Picklable: copies in other local processes use the same mirror without update.
 
     Attributes:
-        location: Path or URL of the folder, as messages name it.
+        location: Path or URL of the folder, for messages.
         local: The folder with `.nv-meta`: the same, or the mirror, or that of an index of bare tars.
-        store: Where the bytes of shards are.
-        bare: Of tars that nobody prepared: the text that names them, see `TarList`.
+        store: Reads the bytes of shards.
+        bare: For unprepared tars: the text that names them, see `TarList`.
     """
 
     location: str
@@ -76,17 +76,17 @@ class DataFolder:
 
     @property
     def is_remote(self) -> bool:
-        """Whether shards lie in an object store."""
+        """Whether shards are in an object store."""
         return is_url(self.location)
 
     @property
     def is_mirrored(self) -> bool:
-        """Whether `.nv-meta` is a copy of one in an object store."""
+        """Whether `.nv-meta` is a copy from an object store."""
         return self.is_remote and self.bare is None
 
     @property
     def indexed_by(self) -> str:
-        """The command that writes indices of its shards anew."""
+        """The command that writes the indices of its shards again."""
         if self.bare is not None:
             return f"energon-grain info {shlex.quote(self.bare)}"
         return f"energon-grain prepare {self.location} --tar-index-only"
@@ -102,13 +102,13 @@ class DataFolder:
 
 
 def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
-    """Say where a dataset lies, and bring the mirror of a remote one up to date. Nothing is opened.
+    """Locate a dataset, and update the mirror of a remote one. Opens nothing.
 
-    A `prepare` that was killed while it put its files in place is completed.
+    Completes a `prepare` that was killed while it moved its files into place.
 
     Raises:
-        StaleIndexError: There is such a one, and this process may not write to the dataset.
-        ConfigError: The URL is of no store that can be read.
+        StaleIndexError: There is an interrupted `prepare`, and this process cannot write to the dataset.
+        ConfigError: The URL's store is not supported.
         ReadError: The store cannot be reached.
     """
     if isinstance(path, DataFolder):
@@ -128,13 +128,13 @@ def open_folder(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
 
 
 def _digests_of(mirror: Mirror) -> KnownDigests | None:
-    """The digests of the shards of a mirrored dataset; None, and a warning, where `prepare` kept none."""
+    """The digests of the shards of a mirrored dataset; None, with a warning, if `prepare` stored none."""
     with mirror.locked():
         if mirror.refresh([_DIGESTS]):
             return KnownDigests(mirror.url, mirror.folder / _DIGESTS)
     _logger.warning(
-        "%s: has no digests to verify its shards by; run `energon-grain prepare --digest` where the files were before "
-        "they were uploaded, and upload %s",
+        "%s: has no digests to verify its shards; run `energon-grain prepare --digest` on the original files, and "
+        "upload %s",
         mirror.url,
         _DIGESTS,
     )
@@ -142,11 +142,11 @@ def _digests_of(mirror: Mirror) -> KnownDigests | None:
 
 
 def mirror_dataset(url: str) -> Mirror:
-    """Bring the copy of `.nv-meta` up to date, the columnar index included.
+    """Update the copy of `.nv-meta`, including the columnar index.
 
-    What this process did for the same URL a few seconds ago is not done again.
+    Skipped if this process did so for the same URL a few seconds ago.
 
-    Raises ConfigError if the URL is of no store that can be read, and ReadError if the store cannot be reached.
+    Raises ConfigError if the URL's store is not supported, and ReadError if the store cannot be reached.
     """
     client = shared_client(storage_settings())
     mirror = mirror_of(url)
@@ -159,14 +159,14 @@ def mirror_dataset(url: str) -> Mirror:
 
 
 def look_again(folder: DataFolder) -> None:
-    """The next time that a dataset is opened its mirror is brought up to date, however soon that is."""
+    """Make the next opening of a dataset update its mirror, however soon that is."""
     _up_to_date.pop(str(folder.local), None)
 
 
 def fetch_again(folder: DataFolder, path: Path, size_bytes: int) -> None:
-    """Write a damaged file of the mirror of a remote dataset anew, in place, so that maps of it show what is right.
+    """Rewrite a damaged file of the mirror of a remote dataset in place, so that memory maps of it become correct.
 
-    A file that is not in the store, as it was made here, stays as it is.
+    A file that is not in the store, because it was created locally, is left unchanged.
 
     Raises ReadError if the store cannot be reached.
     """
@@ -176,7 +176,7 @@ def fetch_again(folder: DataFolder, path: Path, size_bytes: int) -> None:
 
 
 def copy_database(location: str) -> Path | None:
-    """The `index.sqlite` of a folder on this machine: of one in an object store a copy, None where there is none.
+    """The local `index.sqlite` of a folder; for one in an object store, a copy. None without one.
 
     Raises ReadError if the store cannot be reached.
     """
@@ -202,12 +202,12 @@ def _bring_up_to_date(mirror: Mirror) -> None:
     with mirror.locked():
         for attempt in range(_ATTEMPTS):
             found = mirror.refresh(_small_files(mirror))
-            _forget_others(mirror, set(found))
+            _remove_missing(mirror, set(found))
             try:
                 _copy_columns(mirror, found)
                 return
             except MissingObjectError:
-                # Prepared anew on another machine, between its header and its columns.
+                # Prepared again on another machine, between reading its header and its columns.
                 if attempt == _ATTEMPTS - 1:
                     raise
 
@@ -225,15 +225,15 @@ def _copy_columns(mirror: Mirror, found: dict[str, bool]) -> None:
         mirror.copy_folder(f"{META_FOLDER}/{COLUMNAR_FOLDER}/{header.generation}", sizes)
         _remove_old_columns(columnar_folder(mirror.folder), header.generation)
     elif any(found.get(f"{META_FOLDER}/{name}") for name in (INFO_JSON, INFO_YAML, INDEX_UUID)):
-        # The index that was built here is of a dataset that was prepared anew.
+        # The index built locally belongs to an earlier preparation of the dataset.
         shutil.rmtree(columnar_folder(mirror.folder), ignore_errors=True)
 
 
 @contextlib.contextmanager
 def naming(folder: DataFolder) -> Generator[None]:
-    """Let errors from inside name a remote dataset by its URL, not by its mirror.
+    """Make errors from inside name a remote dataset by its URL, not by its mirror.
 
-    Where there is none, they say what lies there instead.
+    If there is no dataset, the error describes what is there instead.
     """
     try:
         yield
@@ -248,24 +248,24 @@ def naming(folder: DataFolder) -> Generator[None]:
 
 @contextlib.contextmanager
 def needing_shards(folder: DataFolder) -> Generator[None]:
-    """Let errors for shards that are gone say what can be done about it."""
+    """Add advice to errors about missing shards."""
     try:
         yield
     except ReadError as error:
         if isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError):
-            way_out = f"leave it out by `energon-grain prepare {folder.location} --force-overwrite`"
+            way_out = f"exclude it by `energon-grain prepare {folder.location} --force-overwrite`"
             raise type(error)(
-                f"{error}; it was there when the dataset was indexed: put it back, or "
-                f"{way_out if folder.bare is None else 'begin anew without it'}"
+                f"{error}; it existed when the dataset was indexed: restore it, or "
+                f"{way_out if folder.bare is None else 'restart without it'}"
             ) from error.__cause__ or error
         raise
 
 
 def _small_files(mirror: Mirror) -> list[str]:
-    """The files of `.nv-meta` but for databases, journals and columns."""
+    """The files of `.nv-meta` except databases, journals and columns."""
     settings = storage_settings()
     if not has_lists(mirror.url, settings):
-        return [f"{META_FOLDER}/{name}" for name in _USUAL] + [_HEADER, _COLUMNS]
+        return [f"{META_FOLDER}/{name}" for name in _KNOWN_NAMES] + [_HEADER, _COLUMNS]
     listed = shared_client(settings).list(f"{mirror.url}/{META_FOLDER}")
     files = [name for name in listed if "/" not in name and not name.endswith(".sqlite")]
     files += [
@@ -274,8 +274,8 @@ def _small_files(mirror: Mirror) -> list[str]:
     return [f"{META_FOLDER}/{name}" for name in files]
 
 
-def _forget_others(mirror: Mirror, names: set[str]) -> None:
-    """Remove copies of files that are gone. The columnar index goes only with what it was made from."""
+def _remove_missing(mirror: Mirror, names: set[str]) -> None:
+    """Remove copies of removed files. The columnar index is removed only together with its origin."""
     meta = mirror.folder / META_FOLDER
     if not meta.is_dir():
         return
@@ -285,7 +285,7 @@ def _forget_others(mirror: Mirror, names: set[str]) -> None:
 
 
 def _remove_old_columns(folder: Path, current: str) -> None:
-    """Remove columns that were copied more than a day ago and that the header does not name any more."""
+    """Remove columns that were copied more than a day ago and are no longer current."""
     for old in folder.glob("g*"):
         with contextlib.suppress(OSError):
             if old.name != current and time.time() - old.stat().st_mtime > _OLD_COLUMNS_SECONDS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`dataset.yaml`: which sample type a dataset holds and how its fields are made of the parts."""
+"""`dataset.yaml`: the sample type of a dataset, and how its fields are made from parts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DatasetClass = Literal["standard", "crude", "custom"]
 
 
 class _Keys(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of a `dataset.yaml` beside `__module__` and `__class__`."""
+    """The keys of a `dataset.yaml` other than `__module__` and `__class__`."""
 
     sample_type: Annotated[
         ClassRef | None, msgspec.Meta(description="The class of the samples, by `__module__` and `__class__`")
@@ -62,24 +62,24 @@ class _Keys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetConfig(_Keys, frozen=True, kw_only=True):
-    """What a `dataset.yaml` says. None means that the file does not say it and the program decides.
+    """The content of a `dataset.yaml`. None means that the file does not set a value and the program decides.
 
     Attributes:
         kind: "standard" makes samples of `sample_type`, "crude" plain dicts that the program cooks, "custom" needs the
             class `class_ref`.
-        class_ref: The `__class__` of the file, None where it has none (then `kind` is "standard").
-        sample_type: The type of the samples; always given if `kind` is "standard", never if it is "crude".
-        field_map: Expression for each field. Of `field_map` and `sample_loader` a standard dataset has exactly one.
+        class_ref: The `__class__` of the file, None without one (then `kind` is "standard").
+        sample_type: The type of the samples; always set if `kind` is "standard", never if it is "crude".
+        field_map: Expression for each field. A standard dataset has either `field_map` or `sample_loader`.
         sample_loader: `file.py[:function]` beside the data.
-        part_filter: Names of the parts to read, or `file.py[:function]`; goes with `sample_loader` or a crude dataset.
+        part_filter: Names of the parts to read, or `file.py[:function]`; used with `sample_loader` or a crude dataset.
         subflavors: Tags of every sample.
         split_config: Name of another split file.
-        split_part: The part to read, whatever the program asks for.
-        decoder: Options of the `SampleDecoder` to use instead of the program's.
-        raw_bytes: The file says `decoder: null`: parts are not decoded.
+        split_part: The part to read, overriding the program.
+        decoder: Options of the `SampleDecoder` that replaces the program's.
+        raw_bytes: The file has `decoder: null`: parts are not decoded.
         training, shuffle_over_epochs, parallel_shard_iters, max_samples_per_sequence, subset: As in
-            `get_train_dataset`; they override what the program passes. Which of them are set is in `overrides`.
-        overrides: The keys of the last group that the file has, so that an explicit null differs from no value.
+            `get_train_dataset`; they override the program's arguments. Those that are set are in `overrides`.
+        overrides: The keys of the last group that the file has, which distinguishes an explicit null from no value.
         options: All other keys of a "custom" class.
     """
 
@@ -100,7 +100,7 @@ _OVERRIDES = frozenset(
 def read_dataset_config(root: str | os.PathLike[str], name: str = DEFAULT_DATASET_CONFIG) -> DatasetConfig:
     """Read the file `name` in `.nv-meta` of the dataset at `root`.
 
-    Nothing that the file names is imported. Raises ConfigError and DatasetNotFoundError.
+    Imports nothing that the file names. Raises ConfigError and DatasetNotFoundError.
     """
     path = Path(root) / META_FOLDER / name
     try:
@@ -114,7 +114,7 @@ def _parse(content: Any, place: Place) -> DatasetConfig:
     """Check and type the content of a `dataset.yaml`."""
     values = dict(as_mapping(content, place, "a mapping of keys to values"))
     if "__function__" in values:
-        raise wrong(place.at("__function__"), "a dataset is made by a class, not by a function")
+        raise wrong(place.at("__function__"), "a dataset needs a class, not a function; use `__class__`")
     class_ref, kind = _class_of(values, place)
     options = {key: value for key, value in values.items() if key not in _KEYS.keys}
     if options and kind != "custom":
@@ -127,11 +127,11 @@ def _parse(content: Any, place: Place) -> DatasetConfig:
         keys["decoder"] = dict(keys["decoder"])
         decoder, _ = _class_of(keys["decoder"], place.at("decoder"))
         if decoder is not None and not (decoder.is_ours and decoder.name == "SampleDecoder"):
-            raise wrong(place.at("decoder"), f"only megatron.energon.SampleDecoder can be named here, not `{decoder}`")
+            raise wrong(place.at("decoder"), f"the decoder must be megatron.energon.SampleDecoder, not `{decoder}`")
     keys["subflavors"] = keys["subflavors"] or {}
     if keys["split_config"] is not None and leads_out(keys["split_config"]):
-        said = f"{keys['split_config']!r} is not in {META_FOLDER}; give the name of a split file beside this one"
-        raise wrong(place.at("split_config"), said)
+        problem = f"{keys['split_config']!r} is not in {META_FOLDER}; use the name of a split file beside this one"
+        raise wrong(place.at("split_config"), problem)
     config = DatasetConfig(
         **keys,
         kind=kind,
@@ -145,7 +145,7 @@ def _parse(content: Any, place: Place) -> DatasetConfig:
 
 
 def _class_of(values: dict[str, Any], place: Place) -> tuple[ClassRef | None, DatasetClass]:
-    """The class that a mapping names, taken out of it, and what it makes."""
+    """Remove the class from a mapping, and return it with the kind of dataset."""
     written = {key: values.pop(key) for key in _CLASS.keys if key in values}
     if not written:
         return None, "standard"
@@ -163,7 +163,7 @@ def write_dataset_config(
 
 
 def encode_dataset_config(config: DatasetConfig) -> str:
-    """Return the text of a `dataset.yaml` that reads back as `config`, and that Energon reads."""
+    """Return the text of a `dataset.yaml` that reads back as `config`, and that Energon can read."""
     content: dict[str, Any] = {}
     class_ref = config.class_ref
     if class_ref is None and config.kind == "crude":
@@ -188,20 +188,20 @@ def _check(config: DatasetConfig, where: str) -> None:
     if config.kind == "crude":
         for name in ("sample_type", "field_map", "sample_loader"):
             if getattr(config, name) is not None:
-                raise ConfigError(f"{where}: $.{name}: a crude dataset has none, the program cooks its samples")
+                raise ConfigError(f"{where}: $.{name}: not used by crude datasets, which the program cooks; remove it")
     elif config.kind == "standard":
         if config.sample_type is None:
-            raise ConfigError(f"{where}: `sample_type` is missing; it names the class of the samples")
+            raise ConfigError(f"{where}: `sample_type` is missing; set it to the class of the samples")
         if (config.field_map is None) == (config.sample_loader is None):
-            raise ConfigError(f"{where}: needs either `field_map` or `sample_loader`, and not both")
+            raise ConfigError(f"{where}: needs either `field_map` or `sample_loader`, not both")
         if (config.sample_loader is None) != (config.part_filter is None):
-            raise ConfigError(f"{where}: `part_filter` goes with `sample_loader`, and `field_map` goes without it")
+            raise ConfigError(f"{where}: `sample_loader` needs a `part_filter`, and `field_map` allows none")
 
 
 def _missing(root: Path, path: Path) -> Exception:
     if not path.parent.is_dir():
         return DatasetNotFoundError(f"{root}: not a prepared dataset; run `energon-grain prepare {root}`")
     return ConfigError(
-        f"{path}: no such file. `energon-grain prepare {root}` writes one that names a sample type and its field map; "
-        "one with `__module__: megatron.energon` and `__class__: CrudeWebdataset` gives plain dicts for cookers"
+        f"{path}: no such file. `energon-grain prepare {root}` writes one with a sample type and its field map; "
+        "one with `__module__: megatron.energon` and `__class__: CrudeWebdataset` yields plain dicts for cookers"
     )

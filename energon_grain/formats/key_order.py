@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sorting the keys of a whole dataset as bytes, in numpy.
+"""Sorts the keys of a whole dataset as bytes, in numpy.
 
 Keys are variable-length byte strings in CSR form: key i is `key_bytes[key_start[i]:key_start[i + 1]]`. They are sorted
-by their first eight bytes read as one big-endian integer; only those that tie are looked at again, eight bytes further:
+by their first eight bytes, read as one big-endian integer; ties are sorted again by the next eight bytes:
 
     keys      b"cat/10"   b"cat/9"   b"a_very_long_1"   b"a_very_long_0"
     word 0      cat/10      cat/9       a_very_l           a_very_l        the last two tie
     word 1                              ong_1              ong_0
     order     [3, 2, 0, 1]
 
-Usual names (zero-padded numbers) are in order already, which one pass finds out.
+Usual names (zero-padded numbers) are already sorted, which one pass detects.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _WORD_BYTES = 8
 
 
 def hash_keys(words: KeyWords, rows: npt.NDArray[np.int64], *, seed: int = 0) -> npt.NDArray[np.uint64]:
-    """Hash the keys of `rows`: equal keys have equal hashes, others almost never.
+    """Hash the keys of `rows`: equal keys have equal hashes, different keys almost never.
 
-    Some two of 100 million keys have the same hash with a chance of 1 in 3,700. Another seed gives other hashes.
+    Among 100 million keys, some two have the same hash with a probability of 1 in 3,700. Other seeds give other hashes.
     """
     begin, length = words.spans(rows)
     hashed = splitmix64(length.astype(np.uint64) + np.uint64(seed * GAMMA % (1 << 64)))
@@ -58,17 +58,17 @@ def key_order(
     key_bytes: npt.NDArray[np.uint8],
     rows: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.int64]:
-    """Return the argsort of keys, all or those of `rows`, as bytes; equal ones stay in the order of their numbers.
+    """Return the argsort of keys, all or those of `rows`, as bytes; equal keys stay in the order of their numbers.
 
-    Takes about 0.02 µs a key when the keys are sorted already and 0.3 µs when they are in random order, and memory of
-    about 40 bytes a key beside `key_bytes`; `external_key_order` takes less.
+    Takes about 0.02 µs per key for sorted keys and 0.3 µs for keys in random order, and memory of about 40 bytes per
+    key in addition to `key_bytes`; `external_key_order` takes less.
     """
     words = KeyWords(key_start, key_bytes)
     order = np.arange(len(words), dtype=np.int64) if rows is None else rows.copy()
     if len(order) < 2 or _is_ascending(words, order):
         return order
-    tied = np.arange(len(order), dtype=np.int64)  # places in `order` whose keys are equal so far to a neighbour's
-    group = np.zeros(len(order), dtype=np.int64)  # which run of equal ones each of them belongs to
+    tied = np.arange(len(order), dtype=np.int64)  # places in `order` whose keys equal a neighbor's so far
+    group = np.zeros(len(order), dtype=np.int64)  # the run of equal keys that each belongs to
     longest = int(words.lengths(order).max())
     for depth in range(0, longest, _WORD_BYTES):
         rows = order[tied]
@@ -83,7 +83,7 @@ def key_order(
         tied, group = _ties(tied, group, word[by_word])
         if not len(tied):
             return order
-    # What is left differs at most in trailing NUL bytes, that is in length.
+    # The remaining keys differ at most in trailing NUL bytes, that is, in length.
     rows = order[tied]
     order[tied] = rows[np.lexsort((rows, words.lengths(rows), group))]
     return order
@@ -117,7 +117,7 @@ def _is_ascending(words: KeyWords, rows: npt.NDArray[np.int64]) -> bool:
 def _ties(
     places: npt.NDArray[np.int64], group: npt.NDArray[np.int64], word: npt.NDArray[np.uint64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Keep the places whose group and word equal a neighbour's, with new group numbers."""
+    """Keep the places whose group and word equal a neighbor's, with new group numbers."""
     same = np.zeros(len(places) + 1, dtype=np.bool_)  # same[i]: place i - 1 and place i tie
     same[1:-1] = (word[1:] == word[:-1]) & (group[1:] == group[:-1])
     kept = same[1:] | same[:-1]
@@ -133,7 +133,7 @@ class KeyWords:
         if len(key_bytes) < _WORD_BYTES:
             key_bytes = np.concatenate([key_bytes, np.zeros(_WORD_BYTES, np.uint8)])
         self._last = len(key_bytes) - _WORD_BYTES
-        # Every byte offset is the start of one (unaligned) word: no padded copy of the keys is made.
+        # Every byte offset is the start of one (unaligned) word: no padded copy of the keys is needed.
         self._words = np.ndarray((self._last + 1,), dtype=">u8", buffer=key_bytes, strides=(1,))
 
     def __len__(self) -> int:
@@ -145,9 +145,9 @@ class KeyWords:
     def equal(
         self, rows: npt.NDArray[np.int64], other: KeyWords, other_rows: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.bool_]:
-        """Say of each pair whether the key `rows[i]` is the key `other_rows[i]` of `other`.
+        """Whether the key `rows[i]` equals the key `other_rows[i]` of `other`, for each pair.
 
-        The last bytes are compared first: in sorted order neighbours share their beginnings.
+        The last bytes are compared first: in sorted order neighbors share their beginnings.
         """
         begin, length = self.spans(rows)
         other_begin, other_length = other.spans(other_rows)
@@ -168,12 +168,12 @@ class KeyWords:
         return begin, self._bounds[rows + 1] - begin
 
     def at(self, rows: npt.NDArray[np.int64], depth: int | npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-        """Bytes [depth, depth + 8) of the keys of `rows`; zeros where a key ends before."""
+        """Bytes [depth, depth + 8) of the keys of `rows`; zeros after the end of a key."""
         begin, length = self.spans(rows)
         return self.word(begin + depth, length - depth)
 
     def word(self, begin: npt.NDArray[np.int64], left: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-        """The eight bytes from `begin` on, of which those after the first `left` are taken for zeros."""
+        """The eight bytes from `begin`, with those after the first `left` replaced by zeros."""
         if not len(begin):
             return np.zeros(0, np.uint64)
         near_end = begin.max() > self._last  # these words would reach past the end of the array
@@ -189,7 +189,7 @@ class KeyWords:
 def _tail(
     begin: npt.NDArray[np.int64], length: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The last eight bytes of keys, or all of shorter ones, as `KeyWords.word` takes them."""
+    """The last eight bytes of keys, or all of shorter ones, in the form that `KeyWords.word` takes."""
     skipped = np.maximum(length - _WORD_BYTES, 0)
     return begin + skipped, length - skipped
 
@@ -204,7 +204,7 @@ Uint8Array = npt.NDArray[np.uint8]
 Duplicates = Callable[[Int64Array], None]
 
 SORT_MEMORY_BYTES = 512 << 20
-_BYTES_A_KEY = 128  # what sorting takes at its worst moment, keys of 12 bytes included
+_BYTES_PER_KEY = 128  # peak memory of sorting, including keys of 12 bytes
 _BLOCK_KEYS = 1 << 18
 _DRAWN = 256  # keys drawn from each run for each bucket: buckets differ by a few percent
 
@@ -217,13 +217,13 @@ def external_key_order(
     memory_bytes: int = SORT_MEMORY_BYTES,
     on_duplicates: Duplicates | None = None,
 ) -> Iterator[Int64Array]:
-    """Give `key_order` of all keys, block by block, in about `memory_bytes` and temporary files in `scratch`.
+    """Yield `key_order` of all keys in blocks, within about `memory_bytes` and temporary files in `scratch`.
 
-    Keys that are in order already are noticed in one pass and cost nothing else. Columns that are memory maps are
-    released as it goes. `on_duplicates` is called with (m, 2) numbers of keys that are equal, neighbours in the order.
+    Sorted keys are detected in one pass at no further cost. Memory-mapped columns are released on the way.
+    `on_duplicates` is called with (m, 2) numbers of equal keys, which are neighbors in the order.
     """
     total = len(key_start) - 1
-    run = max(1, memory_bytes // _BYTES_A_KEY)
+    run = max(1, memory_bytes // _BYTES_PER_KEY)
     if total <= run:
         order = key_order(key_start, key_bytes)
         _report(on_duplicates, key_start, key_bytes, order, order)
@@ -250,7 +250,7 @@ def external_key_order(
 
 
 def is_ascending(key_start: Int64Array, key_bytes: Uint8Array) -> bool:
-    """Say whether no key is smaller than the one before it. Takes little memory, whatever the number of keys."""
+    """Whether no key is smaller than its predecessor. Takes little memory for any number of keys."""
     total = len(key_start) - 1
     for begin in range(0, total - 1, _BLOCK_KEYS):
         rows = np.arange(begin, min(begin + _BLOCK_KEYS + 1, total), dtype=np.int64)
@@ -261,13 +261,13 @@ def is_ascending(key_start: Int64Array, key_bytes: Uint8Array) -> bool:
 
 
 def gather_keys(key_start: Int64Array, key_bytes: Uint8Array, rows: Int64Array) -> tuple[Int64Array, Uint8Array]:
-    """Return the keys of `rows`, one after the other: (m + 1,) where each starts, and the bytes."""
+    """Return the keys of `rows`, concatenated: (m + 1,) start of each, and the bytes."""
     begin = key_start[rows]
     length = key_start[rows + 1] - begin
     start = np.concatenate([[0], np.cumsum(length)]).astype(np.int64)
     if not int(start[-1]):
         return start, np.zeros(0, np.uint8)
-    if (length == length[0]).all():  # six times as fast
+    if (length == length[0]).all():  # six times faster
         size = int(length[0])
         anywhere = np.ndarray((len(key_bytes) - size + 1,), dtype=f"V{size}", buffer=key_bytes, strides=(1,))
         return start, anywhere[begin].view(np.uint8)
@@ -277,7 +277,7 @@ def gather_keys(key_start: Int64Array, key_bytes: Uint8Array, rows: Int64Array) 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Some keys, sorted, in files: their numbers, where they start, and their bytes."""
+    """Some sorted keys, in files: their numbers, their starts, and their bytes."""
 
     base: Path
     keys: int
@@ -299,11 +299,11 @@ class _Run:
         return run
 
     def draw(self, count: int) -> list[bytes]:
-        """Return about `count` keys at regular distances."""
+        """Return about `count` keys at regular intervals."""
         return [self._key(place) for place in range(0, self.keys, max(1, self.keys // count))]
 
     def cut(self, border: bytes) -> int:
-        """Return how many keys are smaller than `border`."""
+        """Return the number of keys smaller than `border`."""
         return bisect_left(range(self.keys), border, key=self._key)
 
     def piece(self, begin: int, end: int) -> tuple[Int64Array, Int64Array, Uint8Array]:
@@ -341,7 +341,7 @@ def _sorted_buckets(runs: list[_Run], buckets: int, on_duplicates: Duplicates | 
 def _report(
     on_duplicates: Duplicates | None, start: Int64Array, text: Uint8Array, order: Int64Array, rows: Int64Array
 ) -> None:
-    """Report neighbours in `order` that are equal, by their numbers in the dataset."""
+    """Report neighbors in `order` that are equal, by their numbers in the dataset."""
     places = np.zeros(0, np.int64) if on_duplicates is None else duplicate_keys(start, text, order)
     if on_duplicates is not None and len(places):
         on_duplicates(np.stack([rows[places], rows[places + 1]], axis=1))
@@ -356,26 +356,27 @@ _LISTED = 5
 
 
 class DuplicateKeys:
-    """Samples that have the key of another one: how many, and the first few. Takes no memory for the others."""
+    """Samples that share a key with another one: their number, and the first few. Needs no memory for the others."""
 
     def __init__(self) -> None:
         self._count = 0
         self._listed: list[str] = []
 
     def add(self, count: int, examples: Iterable[tuple[bytes, str, str]]) -> None:
-        """Note some of them, with key and the names of both shards of as many as are still to be listed."""
+        """Add some of them, with key and the names of both shards for the first few."""
         self._count += count
         for key, one, other in itertools.islice(examples, _LISTED - len(self._listed)):
             places = f"{one} twice" if one == other else f"{one} and in {other}"
             self._listed.append(f"{key.decode('utf-8', 'backslashreplace')!r} in {places}")
 
     def refuse(self) -> None:
-        """Raise DuplicateKeyError if there are any; it lists a few of them with their shards."""
+        """Raise DuplicateKeyError if there are any. Lists a few of them with their shards."""
         if not self._count:
             return
         more = f" and {self._count - len(self._listed)} more" if self._count > len(self._listed) else ""
         raise DuplicateKeyError(
-            f"{self._count} samples have the key of another one: {'; '.join(self._listed)}{more}. A key (the name of a "
-            f"tar member up to the first dot of its last component) may occur once in a dataset, in adjacent members; "
-            f"rename them, or let fix_duplicates (--fix-duplicates) put the path of its tar before the name of each"
+            f"{self._count} samples share a key with another sample: {'; '.join(self._listed)}{more}. Keys (the name "
+            f"of a tar member up to the first dot of its last component) must be unique within a dataset, and the "
+            f"members of a sample adjacent; rename them, or use fix_duplicates (--fix-duplicates) to prefix each with "
+            f"the path of its tar"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `.nv-meta` folder of a prepared dataset: `.info.json`, `index.uuid`, and what is at a path instead."""
+"""The `.nv-meta` folder of a prepared dataset: `.info.json`, `index.uuid`, and advice for other paths."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _LONGEST_LIST_SECONDS = 10.0
 
 
 def not_prepared(location: str) -> str:
-    """Say what lies at a path or URL instead of a prepared dataset. Of a store this takes a few requests.
+    """Describe what is at a path or URL instead of a prepared dataset. For a store this takes a few requests.
 
     Raises ConfigError and ReadError.
     """
     if not is_url(location):
-        return not_prepared_here(Path(location))
+        return local_not_prepared(Path(location))
     names = names_below(location)
     if names is not None and not names:
-        found = _file_at(location) if read_beginning(location, 1) else "nothing lies below that URL"
+        found = _file_at(location) if read_beginning(location, 1) else "there is nothing below that URL; check it"
     elif hint := hint_at(location, [name for name in names or () if "/" not in name]):
         found = hint
     elif not has_lists(location, storage_settings()):
@@ -48,13 +48,13 @@ def not_prepared(location: str) -> str:
 
 
 def names_below(url: str) -> list[str] | None:
-    """What lies in a folder of a store; None where that cannot be known, or not soon."""
+    """Names below a folder of a store; None if they cannot be listed, or not quickly."""
     settings = storage_settings()
     if not has_lists(url, settings):
         return None
-    hasty = msgspec.structs.replace(settings, attempts=1, timeout_s=min(settings.timeout_s, _LONGEST_LIST_SECONDS))
+    quick = msgspec.structs.replace(settings, attempts=1, timeout_s=min(settings.timeout_s, _LONGEST_LIST_SECONDS))
     try:
-        return shared_client(hasty).list(url)
+        return shared_client(quick).list(url)
     except ReadError:
         return None
 
@@ -66,25 +66,25 @@ INDEX_SQLITE = "index.sqlite"
 INDEX_UUID = "index.uuid"
 RECORDS_JSON = "records.json"
 INDEX_JSON = "index.json"
-"""What names the shards of an MDS dataset, in their folder."""
+"""Lists the shards of an MDS dataset, in their folder."""
 COMPATIBLE_ENERGON_VERSION = "7.4.0"
-"""What we write as `energon_version`: the release whose format the files follow. Energon shows it and does no more."""
-_IS_FILE = "is a file; a WebDataset is a folder with tar files that was prepared"
-_IS_METADATASET = "is a metadataset, which get_train_dataset and its like take; one of its datasets is expected here"
+"""The `energon_version` that we write: the release whose format the files follow. Energon only displays it."""
+_IS_FILE = "is a file; a WebDataset is a prepared folder with tar files: pass that folder"
+_IS_METADATASET = "is a metadataset, which get_train_dataset and similar functions take; pass one of its datasets"
 _LOOSE = (
     *(".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v", ".mp3", ".wav", ".flac", ".ogg", ".m4a"),
 )
-"""How names of images, videos and sounds end, which people keep in folders."""
-_MOST_LISTED = 10_000
+"""Endings of images, videos and audio files that are often kept in folders."""
+_MAX_LISTED = 10_000
 
 
 class DatasetInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `.info.json`.
 
     Attributes:
-        shard_counts: Samples of each shard by its path relative to the dataset. The order matters: the place of a
-            shard in it is its `tar_file_id` in `index.sqlite`.
+        shard_counts: Samples of each shard by its path relative to the dataset. The order matters: the position of a
+            shard is its `tar_file_id` in `index.sqlite`.
         energon_version: The release that prepared the dataset; None before 7.1.
     """
 
@@ -101,7 +101,7 @@ _INFO = Form(DatasetInfo)
 
 
 def is_prepared(root: str | os.PathLike[str]) -> bool:
-    """Whether a folder of this machine is a prepared dataset, by the info file in its `.nv-meta`."""
+    """Whether a local folder is a prepared dataset, by the info file in its `.nv-meta`."""
     meta = os.path.join(root, META_FOLDER, "")
     return isfile(meta + INFO_JSON) or isfile(meta + INFO_YAML)
 
@@ -112,9 +112,9 @@ def holds_records(root: str | os.PathLike[str]) -> bool:
 
 
 def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
-    """Read `.info.json`, or `.info.yaml` where only that exists (datasets prepared before Energon 7).
+    """Read `.info.json`, or `.info.yaml` if only that exists (datasets prepared before Energon 7).
 
-    Raises DatasetNotFoundError, and IndexFileError, also where a shard would be outside of the folder.
+    Raises DatasetNotFoundError, and IndexFileError, also for shards outside the folder.
     """
     meta = Path(root) / META_FOLDER
     try:
@@ -130,7 +130,7 @@ def read_info(root: str | os.PathLike[str]) -> DatasetInfo:
 
 
 def refuse_outside(shards: Iterable[str], where: Path, root: str | os.PathLike[str]) -> None:
-    """Refuse an index, the file `where` of the dataset at `root`, that names shards outside: it may be from anyone.
+    """Refuse an index, the file `where` of the dataset at `root`, that names shards outside it: it is untrusted.
 
     Raises IndexFileError.
     """
@@ -138,14 +138,14 @@ def refuse_outside(shards: Iterable[str], where: Path, root: str | os.PathLike[s
     if outside is None:
         return
     raise IndexFileError(
-        f"{where}: names the shard {outside!r}; a shard is named by its path inside of the dataset, without `..`, and "
-        f"nothing else is read. Find out who made this index before you use the data; `energon-grain prepare {root} "
-        f"--force-overwrite` makes one of the shards that are in the folder"
+        f"{where}: names the shard {outside!r}; shards must be named by their paths inside the dataset, without `..`. "
+        f"Find out who created this index before you use the data; `energon-grain prepare {root} --force-overwrite` "
+        f"creates a new one from the shards in the folder"
     )
 
 
 def write_info(root: str | os.PathLike[str], info: DatasetInfo) -> None:
-    """Write `.info.json` atomically, and `.info.yaml` too where it exists already, so that the two never disagree."""
+    """Write `.info.json` atomically, and `.info.yaml` too if it exists, so that both always agree."""
     meta = Path(root) / META_FOLDER
     atomic_write_text(meta / INFO_JSON, encode_info(info))
     if (meta / INFO_YAML).exists():
@@ -153,12 +153,12 @@ def write_info(root: str | os.PathLike[str], info: DatasetInfo) -> None:
 
 
 def encode_info(info: DatasetInfo) -> str:
-    """Return the text of `.info.json` as Energon writes it: two spaces of indentation, no trailing newline."""
+    """Return the text of `.info.json` in Energon's form: two spaces of indentation, no trailing newline."""
     return json.dumps(_plain(info), indent=2)
 
 
 def read_uuid(root: str | os.PathLike[str]) -> str | None:
-    """Return the id that the last `prepare` gave to the dataset, or None where there is none."""
+    """Return the id from the last `prepare` of the dataset, or None without one."""
     try:
         return (Path(root) / META_FOLDER / INDEX_UUID).read_text(encoding="ascii").strip()
     except FileNotFoundError:
@@ -177,7 +177,7 @@ def _read_info_yaml(root: Path) -> DatasetInfo:
     try:
         info = _INFO.from_value(parse_yaml(path.read_bytes(), where=str(path), written_floats=False))
     except (FileNotFoundError, NotADirectoryError):
-        raise DatasetNotFoundError(not_prepared_here(root)) from None
+        raise DatasetNotFoundError(local_not_prepared(root)) from None
     except ConfigError as error:
         raise _damaged(root, str(error)) from error
     except msgspec.MsgspecError as error:
@@ -191,15 +191,15 @@ def _plain(info: DatasetInfo) -> dict[str, Any]:
     return {**version, "shard_counts": info.shard_counts}
 
 
-def _damaged(root: Path, said: str) -> IndexFileError:
+def _damaged(root: Path, problem: str) -> IndexFileError:
     return IndexFileError(
-        f"{said}. It must hold `shard_counts` (samples by shard) and may hold `energon_version`, "
-        f"nothing else; `energon-grain prepare {root} --force-overwrite` writes it anew"
+        f"{problem}. It must contain `shard_counts` (samples by shard), may contain `energon_version`, and nothing "
+        f"else; `energon-grain prepare {root} --force-overwrite` rewrites it"
     )
 
 
-def not_prepared_here(root: Path) -> str:
-    """Say what lies at a path of this machine instead of a prepared dataset, and the way out."""
+def local_not_prepared(root: Path) -> str:
+    """Describe what is at a local path instead of a prepared dataset, with advice."""
     if not root.exists():
         return no_such_path(root)
     if root.is_file():
@@ -208,23 +208,23 @@ def not_prepared_here(root: Path) -> str:
     if hint := hint_at(str(root), names):
         return f"{root}: {hint}"
     if root.name == META_FOLDER:
-        return f"{root}: belongs to the dataset in {root.parent}; give that folder"
+        return f"{root}: belongs to the dataset in {root.parent}; pass that folder"
     found = None
     if not any(root.rglob("*.tar")):
-        found = loose_files(str(root), (path.name for path in islice(root.rglob("*"), _MOST_LISTED)))
+        found = loose_files(str(root), (path.name for path in islice(root.rglob("*"), _MAX_LISTED)))
     return f"{root}: {found or not_indexed(root)}"
 
 
 def loose_files(folder: str, names: Iterable[str]) -> str | None:
-    """For media files that are not in shards, the command that converts them to a dataset; None: there are none."""
+    """Advice for loose media files, with the command that makes a dataset of them; None for other files."""
     found = next((name for name in sorted(names) if name.lower().endswith(_LOOSE)), None)
     if found is None:
         return None
     here = folder.rstrip("/")
     target = f"{name_of(here) if is_url(here) else here}-tars"
     return (
-        f"{os.path.basename(found)} and other files are not in shards, from which samples are read; convert them by "
-        f"`energon-grain convert {shlex.quote(here)} {shlex.quote(target)} --to tars`, and give {target}"
+        f"{os.path.basename(found)} and other files are not in shards; convert them with "
+        f"`energon-grain convert {shlex.quote(here)} {shlex.quote(target)} --to tars`, and pass {target}"
     )
 
 
@@ -233,7 +233,7 @@ def _file_at(location: str) -> str:
 
 
 def not_indexed(root: str | os.PathLike[str], flags: str = "") -> str:
-    """What messages say of a folder of shards at a path or URL that was not prepared; `flags` are of the command."""
+    """Message about a folder of unprepared shards at a path or URL; `flags` are those of the command."""
     return f"not a prepared dataset (no {META_FOLDER}/{INFO_JSON}); run `{preparing(root, flags)}`"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`records.json`: how samples are encoded in the records of shards that are made of records."""
+"""`records.json`: the encoding of samples in record-based shards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def encode_records_file(encoding: RecordEncoding) -> bytes:
 
 
 def read_records_file(root: str | os.PathLike[str]) -> RecordEncoding | None:
-    """Read how the records of the dataset at `root` are encoded; None where its shards are no ArrayRecord files.
+    """Read the record encoding of the dataset at `root`; None if its shards are not ArrayRecord files.
 
     Raises IndexFileError.
     """
@@ -44,11 +44,11 @@ def read_records_file(root: str | os.PathLike[str]) -> RecordEncoding | None:
     try:
         found = _RECORDS.from_json(data)
         if found.version != _VERSION:
-            raise msgspec.ValidationError(f"version {found.version}, this release reads {_VERSION}")
+            raise msgspec.ValidationError(f"version {found.version}, but this release reads version {_VERSION}")
     except msgspec.MsgspecError as error:
         raise IndexFileError(
-            f'{path}: {error}. It must be like {{"version": 1, "encoding": "msgpack"}}, with one of '
+            f'{path}: {error}. It must have the form {{"version": 1, "encoding": "msgpack"}}, with one of '
             f"{', '.join(RECORD_ENCODINGS)}; `energon-grain prepare {root} --force-overwrite --records ENCODING` "
-            f"writes it anew"
+            f"rewrites it"
         ) from error
     return found.encoding

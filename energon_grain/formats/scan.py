@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scan of one shard finds: where every sample and every part is."""
+"""The result of scanning one shard: the location of every sample and part."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _UTF8 = ("utf-8", "surrogateescape")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MediaRows:
-    """What is known of the media among the parts of a shard; k of them."""
+    """Metadata of the media among the parts of a shard; k of them."""
 
     part: npt.NDArray[np.int64]  # (k,) row of the part columns, ascending
-    is_av: npt.NDArray[np.bool_]  # (k,) video or sound, rather than an image
-    texts: bytes  # what `serialize_media_metadata` gives for each, with line ends between
+    is_av: npt.NDArray[np.bool_]  # (k,) video or audio, not an image
+    texts: bytes  # results of `serialize_media_metadata`, separated by line ends
 
     def __len__(self) -> int:
         return len(self.part)
@@ -26,7 +26,7 @@ class MediaRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ShardScan:
-    """Where every sample and every part of one shard lies; n samples with m parts together."""
+    """The location of every sample and part of one shard; n samples with m parts in total."""
 
     size_bytes: int  # of the tar file
     sample_start: npt.NDArray[np.int64]  # (n+1,) offset of sample i's first header; last: end of archive (= `.tar.idx`)
@@ -36,15 +36,15 @@ class ShardScan:
     part_offset: npt.NDArray[np.int64]  # (m,) of the payload, in bytes from the start of the tar
     part_size: npt.NDArray[np.int64]  # (m,) payload bytes
     key_start: npt.NDArray[np.int64]  # (n+1,) key i is key_bytes[key_start[i]:key_start[i+1]]
-    key_bytes: npt.NDArray[np.uint8]  # UTF-8; bytes that are not come back as surrogate escapes
-    generation: bytes = b""  # version of the object, of a shard in a store
-    media: MediaRows | None = None  # None: it was not looked for any
+    key_bytes: npt.NDArray[np.uint8]  # UTF-8; other bytes are decoded as surrogate escapes
+    generation: bytes = b""  # version of the object, for a shard in a store
+    media: MediaRows | None = None  # None: not searched
 
     def __len__(self) -> int:
         return len(self.sample_start) - 1
 
-    def lies_as(self, other: ShardScan) -> bool:
-        """Whether all samples and parts of another scan lie where they do here; media and version do not count."""
+    def has_same_layout(self, other: ShardScan) -> bool:
+        """Whether all samples and parts have the same location in another scan; media and version are ignored."""
         names = ("sample_start", "part_start", "part_name", "part_offset", "part_size", "key_start", "key_bytes")
         return (self.size_bytes, self.part_names) == (other.size_bytes, other.part_names) and all(
             np.array_equal(getattr(self, name), getattr(other, name)) for name in names
@@ -61,11 +61,11 @@ class ShardScan:
 
 
 def parts_not_read(part_start: npt.NDArray[np.int64], part_name: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Rows of parts that a later part of the same sample takes the place of, by its name; ascending.
+    """Rows of parts that are replaced by a later part of the same sample with the same name; ascending.
 
     Args:
-        part_start: (n + 1,) as in `ShardScan`, from 0 on.
-        part_name: (m,) likewise.
+        part_start: (n + 1,) as in `ShardScan`, from 0.
+        part_name: (m,) as in `ShardScan`.
     """
     counts = np.diff(part_start)
     if not len(counts) or counts.max() < 2:

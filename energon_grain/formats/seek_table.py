@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`.nv-meta/seek_table.bin`: the indices of videos that have none of their own, those of a dataset in one file.
+"""`.nv-meta/seek_table.bin`: seek indices for the videos of a dataset that lack their own, in one file.
 
     8 bytes    `EGSEEK01`
-    16 bytes   BLAKE2b of what follows, up to the end of the rows
-    32 bytes   content id of the columnar index, in hex: which tars the rows are of
+    16 bytes   BLAKE2b of the following bytes, up to the end of the rows
+    32 bytes   content id of the columnar index, in hex, which identifies the tars
     8 bytes    n, the number of rows
-    n × 56     rows of seven int64, sorted: number of the shard, offset and size of the part in it; in front of which
-               byte of the part its index belongs; offset of the index in this file, its size, and its sum, BLAKE2b of
+    n × 56     rows of seven int64, sorted: number of the shard, offset and size of the part in it; the byte of the part
+               before which its index belongs; offset of the index in this file, its size, and its sum, BLAKE2b of
                8 bytes
-    …          the indices, one behind the other
+    …          the indices, concatenated
 
-All numbers are little-endian. The file is memory-mapped: opening reads the rows, and an index is read when its video
-is. Without the file, or where it is of other tars, videos are decoded all the same.
+All numbers are little-endian. The file is memory-mapped: opening reads the rows, and an index is read with its video.
+Without the file, or if it belongs to other tars, videos are decoded without it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _MAGIC = b"EGSEEK01"
 _HEAD_BYTES = 64
 _ROW = np.dtype("<i8")
 _FIELDS = 7
-_MENDING = "remove it, or write it anew by `energon_grain.prepare.index_videos`"
+_REPAIR_ADVICE = "remove it, or write it again by `energon_grain.prepare.index_videos`"
 _logger = logging.getLogger("energon_grain")
 
 
 class SeekTable:
-    """What videos of a dataset lack, by shard, offset and size. Thread-safe.
+    """Seek indices of videos, by shard, offset and size. Thread-safe.
 
     Args:
         rows: (n, 7), sorted.
@@ -53,7 +53,7 @@ class SeekTable:
         return len(self._rows)
 
     def find(self, shard: int, offset: int, size: int) -> tuple[int, bytes]:
-        """In front of which byte of a part its index belongs, and the index; (0, b""): it lacks none.
+        """The byte of a part before which its index belongs, and the index; (0, b"") without one.
 
         Raises IndexFileError if the file is damaged there.
         """
@@ -63,7 +63,7 @@ class SeekTable:
         place, start, long, checksum = self._rows[row, 3:].tolist()
         data = self._data[start : start + long]
         if len(data) != long or _sum(data) != checksum:
-            raise IndexFileError(f"{self._path} @ {start}: the index of a video is damaged; {_MENDING}")
+            raise IndexFileError(f"{self._path} @ {start}: the index of a video is damaged; {_REPAIR_ADVICE}")
         return place, data
 
 
@@ -72,10 +72,10 @@ def _sum(data: bytes) -> int:
 
 
 def write_seek_table(root: Path, content_id: str, found: Iterable[tuple[int, int, int, int, bytes]]) -> None:
-    """Write the table of a dataset, whole or not at all; without videos that lack an index there is no file.
+    """Write the table of a dataset atomically; without videos that need an index, there is no file.
 
     Args:
-        content_id: Of its columnar index.
+        content_id: Content id of its columnar index.
         found: (number of the shard, offset and size of the part, place of the index in the part, index) of videos.
     """
     rows: list[tuple[int, ...]] = []
@@ -98,7 +98,7 @@ def write_seek_table(root: Path, content_id: str, found: Iterable[tuple[int, int
 
 
 def open_seek_table(root: Path, content_id: str) -> SeekTable | None:
-    """The table of a dataset; None: there is none, or one of other tars, which is said.
+    """The table of a dataset; None if there is none, or it belongs to other tars, which is logged.
 
     Raises IndexFileError if the file is damaged.
     """
@@ -109,14 +109,14 @@ def open_seek_table(root: Path, content_id: str) -> SeekTable | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise IndexFileError(f"{path}: cannot be read: {error}; {_MENDING}") from error
+        raise IndexFileError(f"{path}: cannot be read: {error}; {_REPAIR_ADVICE}") from error
     count = int.from_bytes(data[56:64], "little")
     stop = _HEAD_BYTES + count * _FIELDS * _ROW.itemsize
     if data[:8] != _MAGIC or stop > len(data):
-        raise IndexFileError(f"{path}: is no table of indices of videos, or cut off; {_MENDING}")
+        raise IndexFileError(f"{path}: is not a table of video indices, or is truncated; {_REPAIR_ADVICE}")
     if hashlib.blake2b(data[24:stop], digest_size=16).digest() != data[8:24]:
-        raise IndexFileError(f"{path}: is damaged; {_MENDING}")
+        raise IndexFileError(f"{path}: is damaged; {_REPAIR_ADVICE}")
     if data[24:56] != content_id[:32].encode().ljust(32):
-        _logger.warning("%s: is of other tars than those that are there, and not used; %s", path, _MENDING)
+        _logger.warning("%s: belongs to other tars, so it is not used; %s", path, _REPAIR_ADVICE)
         return None
     return SeekTable(path, np.frombuffer(data, _ROW, count * _FIELDS, _HEAD_BYTES).reshape(-1, _FIELDS), data)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Split files (`split.yaml`): which shards make `train`, `val` …, in which order, and what is left out of them."""
+"""Split files (`split.yaml`): the shards of `train`, `val` …, their order, and excludes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
-from energon_grain.formats.brace_patterns import MOST_NAMES, TooManyNamesError, expand_braces
+from energon_grain.formats.brace_patterns import MAX_NAMES, TooManyNamesError, expand_braces
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
 from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
 from energon_grain.forms import Form, Place, did_you_mean
@@ -28,13 +28,13 @@ _FALLBACK_SPLIT_CONFIG = "split.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitConfig:
-    """A split file with every brace expanded.
+    """A split file with all braces expanded.
 
     Attributes:
         split_parts: Shards of each part, in the order that defines the order of its samples. A shard may be in
             several parts or in none.
-        exclude: Whole shards (`parts/a.tar`) and samples (`parts/a.tar/<key>`) that no part has.
-        where: The file, to begin messages with.
+        exclude: Whole shards (`parts/a.tar`) and samples (`parts/a.tar/<key>`) that are excluded from all parts.
+        where: The file, as the prefix of messages.
     """
 
     split_parts: dict[str, tuple[str, ...]]
@@ -44,11 +44,11 @@ class SplitConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectedShards:
-    """What one split part holds.
+    """The shards and excludes of one split part.
 
     Attributes:
-        shards: Its shards in order, without those excluded as a whole.
-        excluded_samples: (shard, key) of samples of these shards that are left out.
+        shards: Its shards in order, without excluded ones.
+        excluded_samples: (shard, key) of excluded samples in these shards.
         unmatched_excludes: Excludes that name no shard of the dataset; harmless, but often a typing error.
     """
 
@@ -63,11 +63,11 @@ def read_split_config(
     """Read the split file `name` of the dataset at `root`.
 
     JSON or YAML by its ending. `split.yaml`, the default, falls back to `split.json`. Braces expand as in bash
-    (`shard_{000..007}.tar`), by the rules of `brace_patterns`. A file names at most ten times as many shards as there
-    are `shards`, and a million more.
+    (`shard_{000..007}.tar`), by the rules of `brace_patterns`. A file may name at most ten times the number of
+    `shards`, plus a million.
 
-    Raises SplitError: The file is missing, is not valid, has other keys than `split_parts` and `exclude`, names far
-    more than there is, or a shard outside of the dataset.
+    Raises SplitError: The file is missing or invalid, has keys other than `split_parts` and `exclude`, names far too
+    many shards, or a shard outside the dataset.
     """
     path, data = _read_file(Path(root), name or DEFAULT_SPLIT_CONFIG)
     try:
@@ -81,13 +81,13 @@ def read_split_config(
     outside = first_leading_out(itertools.chain.from_iterable(parts.values()))
     if outside is not None:
         raise SplitError(
-            f"{path}: names the shard {outside!r}; a shard is named by its path inside of the dataset, without `..`"
+            f"{path}: names the shard {outside!r}; shards must be named by their paths inside the dataset, without `..`"
         )
     return SplitConfig(split_parts=parts, exclude=names.of("exclude", content.exclude), where=str(path))
 
 
 def _read_file(root: Path, name: str) -> tuple[Path, bytes]:
-    """A split file, and what is in it. Raises SplitError."""
+    """Read a split file: its path and content. Raises SplitError."""
     wanted = path = root / META_FOLDER / name
     if not path.exists() and path.name == DEFAULT_SPLIT_CONFIG:
         path = path.with_name(_FALLBACK_SPLIT_CONFIG)
@@ -95,12 +95,12 @@ def _read_file(root: Path, name: str) -> tuple[Path, bytes]:
         return path, path.read_bytes()
     except FileNotFoundError:
         existing = sorted(file.name for file in (root / META_FOLDER).glob("split*"))
-        found = f"; there is {', '.join(existing)}" if existing else ""
+        found = f"; found {', '.join(existing)}" if existing else ""
         raise SplitError(f"{wanted}: no such split file{found}. `energon-grain prepare {root}` writes one") from None
 
 
 def write_split_config(path: str | os.PathLike[str], config: SplitConfig) -> None:
-    """Write `config` atomically, consecutive shard numbers collapsed into `{a..b}`. JSON or YAML by the ending."""
+    """Write `config` atomically, with consecutive shard numbers collapsed into `{a..b}`. JSON or YAML by the ending."""
     atomic_write_text(path, encode_split_config(config, json_format=os.fspath(path).endswith(".json")))
 
 
@@ -114,13 +114,13 @@ def encode_split_config(config: SplitConfig, *, json_format: bool = False) -> st
 
 
 def collapse(names: Iterable[str]) -> list[str]:
-    """Return patterns that expand to `names` in the same order, runs of consecutive numbers written `{a..b}`.
+    """Return patterns that expand to `names` in the same order, with runs of consecutive numbers as `{a..b}`.
 
     >>> collapse(["s-08.tar", "s-09.tar", "s-10.tar", "x.tar"])
     ['s-{08..10}.tar', 'x.tar']
 
-    The last number in a name that makes a run is used. Numbers padded with zeros keep their number of digits, as braces
-    pad both ends alike. Names that hold braces or backslashes are escaped and never form a run.
+    The last number in a name that forms a run is used. Zero-padded numbers keep their number of digits, since braces
+    pad both ends in the same way. Names with braces or backslashes are escaped and never form a run.
     """
     names = list(names)
     patterns: list[str] = []
@@ -133,10 +133,10 @@ def collapse(names: Iterable[str]) -> list[str]:
 
 
 def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> SelectedShards:
-    """Say which shards and samples the part `split_part` of a dataset has. Raises SplitError and EmptyDatasetError."""
+    """The shards and excludes of the part `split_part` of a dataset. Raises SplitError and EmptyDatasetError."""
     if split_part not in config.split_parts:
         raise SplitError(
-            f"{config.where}: there is no split part {split_part!r}; it has {', '.join(map(repr, config.split_parts))}"
+            f"{config.where}: no split part {split_part!r}; the parts are {', '.join(map(repr, config.split_parts))}"
             f"{did_you_mean(split_part, config.split_parts)}"
         )
     excluded = set(config.exclude)
@@ -160,7 +160,7 @@ def select_shards(config: SplitConfig, split_part: str, info: DatasetInfo) -> Se
 def _excluded_samples(
     excludes: Iterable[str], selected: set[str], info: DatasetInfo
 ) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """The samples of selected shards that excludes name, and the excludes that name nothing."""
+    """The samples of selected shards that excludes name, and the excludes that match nothing."""
     samples: list[tuple[str, str]] = []
     unmatched: list[str] = []
     for exclude in excludes:
@@ -177,7 +177,7 @@ def _excluded_samples(
 class _Split(msgspec.Struct, forbid_unknown_fields=True):
     split_parts: Annotated[dict[str, list[str] | None], msgspec.Meta(description="Lists of shards, by split part")]
     exclude: Annotated[
-        list[str] | None, msgspec.Meta(description="Shards, and <shard>/<key> of samples, that no part has")
+        list[str] | None, msgspec.Meta(description="Shards, and <shard>/<key> of samples, to exclude from all parts")
     ] = None
 
 
@@ -185,11 +185,11 @@ _SPLIT, _JSON = Form(_Split), Form(object)
 
 
 class _Names:
-    """Makes the names that the patterns of a file stand for, as long as they are not far more than there are."""
+    """Expands the patterns of a file, within a limit based on the number of existing shards."""
 
     def __init__(self, path: Path, shards: Collection[str]) -> None:
         self._path, self._shards = path, len(shards)
-        self._left = self._most = MOST_NAMES + 10 * len(shards)
+        self._left = self._most = MAX_NAMES + 10 * len(shards)
 
     def of(self, place: str, patterns: Iterable[str] | None) -> tuple[str, ...]:
         found: list[str] = []
@@ -197,10 +197,10 @@ class _Names:
             try:
                 found += (names := expand_braces(text, self._left))
             except TooManyNamesError as error:
-                advice = "exclude only samples that it has" if place == "exclude" else "list only shards that it has"
+                advice = "exclude only existing samples" if place == "exclude" else "list only existing shards"
                 raise SplitError(
-                    f"{self._path}: $.{place}: {error.said}, and the dataset has {self._shards:,} shards; all patterns "
-                    f"of the file together may stand for {self._most:,}: {advice}"
+                    f"{self._path}: $.{place}: {error.description}, but the dataset has {self._shards:,} shards; all "
+                    f"patterns of the file together may expand to {self._most:,}: {advice}"
                 ) from error
             except ValueError as error:
                 raise SplitError(f"{self._path}: $.{place}: {error}") from error
@@ -209,7 +209,7 @@ class _Names:
 
 
 def excluded_sample(exclude: str, info: DatasetInfo) -> tuple[str, str] | None:
-    """Return the shard and the key that a sample exclude `<shard>/<key>` names; None where there is no such shard."""
+    """Return the shard and key that a sample exclude `<shard>/<key>` names; None if there is no such shard."""
     place = exclude.find("/")
     while place >= 0:
         if exclude[:place] in info.shard_counts:
@@ -219,7 +219,7 @@ def excluded_sample(exclude: str, info: DatasetInfo) -> tuple[str, str] | None:
 
 
 def _longest_run(names: Sequence[str], start: int) -> tuple[str, int]:
-    """Return the pattern of the longest run that begins at `names[start]`, and where the run ends."""
+    """Return the pattern of the longest run that begins at `names[start]`, and the end of the run."""
     first = names[start]
     best = (_escape(first), start + 1)
     if any(character in first for character in "{}\\"):
@@ -238,7 +238,7 @@ def _longest_run(names: Sequence[str], start: int) -> tuple[str, int]:
 
 
 def _advance(digits: str, step: int) -> str | None:
-    """Add `step` to a number in text; None where that takes a digit more than its zero padding allows."""
+    """Add `step` to a number in text; None if that needs more digits than its zero padding allows."""
     padded = len(digits) > 1 and digits.startswith("0")
     number = str(int(digits) + step).zfill(len(digits))
     return None if padded and len(number) > len(digits) else number

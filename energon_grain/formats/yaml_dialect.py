@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""YAML as Energon types it: its own rules for plain scalars, on top of full YAML with anchors and merge keys.
+"""YAML with Energon's types: its own rules for plain scalars, on top of full YAML with anchors and merge keys.
 
-Energon reads scalars by these rules, which are neither those of YAML 1.1 nor of 1.2, and files rely on them:
+Energon reads scalars by these rules, which differ from YAML 1.1 and 1.2, and files rely on them:
 
 * quoted text, and block text (`|`, `>`), is text;
-* `null` and `~` are None, `true` and `yes`, `false` and `no` are truth values, all in any case; `on` and `off` are
-  text;
-* what holds a `.` or an `e` and reads as a float in Python is one; what else reads as an int in Python is one, so
+* `null` and `~` are None, `true` and `yes`, `false` and `no` are booleans, all in any case; `on` and `off` are text;
+* text with a `.` or an `e` that Python parses as a float is a float; other text that Python parses as an int is an int:
   `1_000` is 1000 and `012` is 12, while `0x1f`, `.inf` and `2024-01-31` are text;
-* keys are text, and of equal keys the last one counts, which a warning in the log says.
+* keys are text, and the last one of equal keys counts, with a warning in the log.
 
 Beyond Energon's own reader, an empty value is None, anchors, aliases and merge keys (`<<`) work, and the standard tags
-(`!!str 12`) are obeyed. Other tags are refused: a file cannot name code to run.
+(`!!str 12`) are respected. Other tags are refused: a file cannot name code to run.
 
-Aliases and depth are bounded, so that a small file cannot stand for more than a machine holds: what reads a document
-walks through every repetition of an alias, and nine lists of nine aliases each make 9^9 values of 300 bytes. A document
-may be ten times as large as it is written, or a million values; it is at most a hundred levels deep, and nothing in it
+Aliases and depth are limited, so that a small file cannot expand beyond the memory of a machine: readers of a document
+visit every repetition of an alias, and nine lists of nine aliases each make 9^9 values from 300 bytes. A document may
+expand to ten times its written size, or to a million values; it has at most a hundred levels, and nothing in it
 contains itself.
 """
 
@@ -40,38 +39,38 @@ _PLAIN = "energon:plain"
 _TAGS = "tag:yaml.org,2002:"
 _MERGE = "<<"
 _UNNAMED = re.compile(r'in "<[a-z ]+>", line')
-"""How messages of the parser name text that was not read from a file by it."""
-_MOST_VALUES = 1_000_000
-_MOST_GROWTH = 10
-_MOST_DEPTH = 100
+"""Location in messages of the parser about text that it did not read from a file."""
+_MAX_VALUES = 1_000_000
+_MAX_GROWTH = 10
+_MAX_DEPTH = 100
 _COUNTED = 10**18
-"""Sizes are counted up to here."""
+"""Maximum of size counters."""
 _OPENING = re.compile(rb"[\[{:?-]")
-"""One of these stands before each value that lies in another."""
+"""One of these precedes each nested value."""
 
 
 class WrittenFloat(float):
-    """A float that remembers its decimal text, as the file has it, so that `0.1` can be read as one tenth."""
+    """A float that remembers its decimal text, as written in the file, so that `0.1` can be read as one tenth."""
 
     __slots__ = ("text",)
     text: str
 
     def __new__(cls, text: str) -> WrittenFloat:
-        """Read the number. Raises ValueError."""
+        """Parse the number. Raises ValueError."""
         made = super().__new__(cls, text)
         made.text = text
         return made
 
 
 def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) -> Any:
-    """Read one YAML document into dicts, lists and scalars; floats as `WrittenFloat`, if these are wanted.
+    """Parse one YAML document into dicts, lists and scalars, with floats as `WrittenFloat` if requested.
 
-    Raises ConfigError, which names `where`, line and column, if it is not valid YAML, uses tags other than the standard
-    ones, is nested too deeply or grows too much by its aliases.
+    Raises ConfigError, which names `where`, line and column, if it is not valid YAML, has non-standard tags, is nested
+    too deeply or expands too much by its aliases.
     """
     try:
         encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-        if b"*" in encoded or len(_OPENING.findall(encoded)) >= _MOST_DEPTH:
+        if b"*" in encoded or len(_OPENING.findall(encoded)) >= _MAX_DEPTH:
             _check(data)
         loader = _Loader(data)
         try:
@@ -80,14 +79,14 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
             loader.dispose()
         return None if node is None else _Native(WrittenFloat if written_floats else float, where).value(node)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = _UNNAMED.sub("at line", str(error))
-        if "maximum nesting depth" in said:  # libyaml looks ahead, and has a bound of its own since version 0.2.6
-            said = f"nested too deeply: at most {_MOST_DEPTH} levels"
-        raise ConfigError(f"{where}: not valid YAML: {said}{_shown_line(error, data)}") from error
+        message = _UNNAMED.sub("at line", str(error))
+        if "maximum nesting depth" in message:  # libyaml looks ahead, and has its own limit since version 0.2.6
+            message = f"nested too deeply: at most {_MAX_DEPTH} levels"
+        raise ConfigError(f"{where}: not valid YAML: {message}{_shown_line(error, data)}") from error
 
 
 def _shown_line(error: Exception, data: bytes | str) -> str:
-    """The line that an error is about, with a mark below the column."""
+    """The line of an error, with a mark below the column."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return ""
@@ -99,13 +98,13 @@ def _shown_line(error: Exception, data: bytes | str) -> str:
 
 
 def _check(data: bytes | str) -> None:
-    """Count values and levels with every alias replaced by what it stands for; long texts count as several values.
+    """Count values and levels with all aliases expanded; long texts count as several values.
 
-    This goes from event to event: composing a document of 100,000 levels would overflow the stack.
+    Works on events: composing a document of 100,000 levels would overflow the stack.
     """
-    known: dict[str, tuple[int, int]] = {}  # values, and levels below, by anchor
+    known: dict[str, tuple[int, int]] = {}  # (values, levels below) by anchor
     opened: list[Any] = [None]
-    values, levels = [0], [0]  # in what is open
+    values, levels = [0], [0]  # of open collections
     written = 0
     for event in yaml.parse(data, SafeLoader):
         if isinstance(event, yaml.ScalarEvent):
@@ -121,35 +120,33 @@ def _check(data: bytes | str) -> None:
             event, found, below = opened.pop(), min(values.pop(), _COUNTED), 1 + levels.pop()
         elif isinstance(event, yaml.AliasEvent):
             if any(start is not None and start.anchor == event.anchor for start in opened):
-                raise yaml.MarkedYAMLError(
-                    problem="an alias inside of what it stands for", problem_mark=event.start_mark
-                )
-            found, below = known.get(event.anchor, (0, 0))  # what is not known is complained of later
+                raise yaml.MarkedYAMLError(problem="an alias inside its own anchor", problem_mark=event.start_mark)
+            found, below = known.get(event.anchor, (0, 0))  # unknown anchors are reported later
         else:
             continue
-        if len(opened) + below > _MOST_DEPTH + 1:
-            problem = f"nested too deeply: at most {_MOST_DEPTH} levels"
+        if len(opened) + below > _MAX_DEPTH + 1:
+            problem = f"nested too deeply: at most {_MAX_DEPTH} levels"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         if event.anchor and found:
             known[event.anchor] = found, below
         values[-1] += found
         if below > levels[-1]:
             levels[-1] = below
-    if values[0] > max(_MOST_VALUES, _MOST_GROWTH * written):
+    if values[0] > max(_MAX_VALUES, _MAX_GROWTH * written):
         shown = f"{values[0]:,}" if values[0] < _COUNTED else "more than 10^18"
         raise yaml.YAMLError(
-            f"with its aliases it stands for {shown} values, though {written:,} are written; at most {_MOST_VALUES:,} "
-            f"or {_MOST_GROWTH} times as many are read. Write fewer aliases"
+            f"its aliases expand to {shown} values from {written:,} written ones; the limit is {_MAX_VALUES:,}, or "
+            f"{_MAX_GROWTH} times the written ones. Write fewer aliases"
         )
 
 
 def dump_yaml(content: Any) -> str:
-    """Write a document such that both these rules and those of YAML 1.1 read every text in it as that text."""
+    """Write a document in which both these rules and those of YAML 1.1 read every text as that text."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what would not be text."""
+    """Quotes texts that would be read as another type."""
 
 
 def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -160,7 +157,7 @@ _Dumper.add_representer(str, _text_node)
 
 
 class _Loader(SafeLoader):
-    """Composes nodes; untagged plain scalars are marked, and no other rule for scalars applies."""
+    """Composes nodes. Marks untagged plain scalars; no other rule for scalars applies."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         if kind is yaml.ScalarNode:
@@ -169,7 +166,7 @@ class _Loader(SafeLoader):
 
 
 class _Native:
-    """Turns composed nodes into Python values; what an alias repeats is made once and shared."""
+    """Converts composed nodes to Python values; the value of an alias is created once and shared."""
 
     def __init__(self, number: type[float], where: str) -> None:
         self._number = number
@@ -204,21 +201,21 @@ class _Native:
                 if key.value in own:
                     line = key.start_mark.line + 1
                     _logger.warning(
-                        "%s: line %d: the key `%s` comes again in one mapping; only the last one counts",
+                        "%s: line %d: the key `%s` is repeated in one mapping; only the last one counts",
                         *(self._where, line, key.value),
                     )
                 own[key.value] = self.value(item)
         return {**merged, **own}
 
     def _merged(self, node: yaml.Node) -> dict[str, Any]:
-        """What `<<:` brings in: a mapping, or a list of them of which the first that has a key counts."""
+        """The result of `<<:`: a mapping, or a list of mappings whose first one with a key counts."""
         value = self.value(node)
         sources: list[Any] = value if isinstance(value, list) else [value]
         found: dict[str, Any] = {}
         for source in sources:
             if not isinstance(source, dict):
                 raise yaml.MarkedYAMLError(
-                    problem="`<<` takes a mapping or a list of mappings", problem_mark=node.start_mark
+                    problem="`<<` requires a mapping or a list of mappings", problem_mark=node.start_mark
                 )
             found = {**source, **found}
         return found
@@ -226,7 +223,7 @@ class _Native:
 
 def _expect(node: yaml.Node, kind: str) -> None:
     if node.tag != _TAGS + kind:
-        raise yaml.MarkedYAMLError(problem=f"the tag {node.tag!r} has no meaning here", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(problem=f"the tag {node.tag!r} is not supported", problem_mark=node.start_mark)
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:
@@ -246,7 +243,7 @@ def _scalar(node: yaml.ScalarNode) -> Any:
 
 
 def cast_scalar(text: str) -> str | int | float | bool | None:
-    """Give a plain (unquoted) scalar its type, by the rules of the module."""
+    """Convert a plain (unquoted) scalar to its type, by the rules of this module."""
     lower = text.lower()
     if lower in ("", "null", "~"):
         return None

@@ -23,7 +23,7 @@ from PIL import Image
 from rich.filesize import decimal
 
 from energon_grain.errors import DecodingError, MissingPackageError
-from energon_grain.media.container import Bounds, opened, require_av
+from energon_grain.media.container import Limits, opened, require_av
 from energon_grain.transforms.decode import SampleDecoder, gunzip
 from energon_grain.transforms.image import IMAGE_EXTENSIONS, MAX_PIXELS, check_size
 from energon_grain.transforms.media_types import AV_EXTENSIONS, MAX_PART_BYTES, media_extension
@@ -202,7 +202,7 @@ def _spread(pixels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def _sound(name: str, data: bytes, ending: str, most_bytes: int) -> Shown:
-    with opened(io.BytesIO(data), Bounds()) as container:
+    with opened(io.BytesIO(data), Limits()) as container:
         if not container.streams.audio:
             raise DecodingError("the file has no audio stream")
         context = container.streams.audio[0].codec_context
@@ -241,7 +241,7 @@ def _peaks(loud: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _film(name: str, data: bytes, ending: str, most_bytes: int) -> Shown:
-    with opened(io.BytesIO(data), Bounds()) as container:
+    with opened(io.BytesIO(data), Limits()) as container:
         if not container.streams.video:
             raise DecodingError("the file has no video stream")
         stream = container.streams.video[0]
@@ -301,7 +301,7 @@ def _value(name: str, value: Any, note: str) -> Shown:
     if isinstance(value, np.ndarray) or (hasattr(value, "__array__") and np.ndim(value)):  # also of torch and JAX
         return _array(name, np.asarray(value), note)
     if isinstance(value, str):
-        letters = f"{len(value):,} letters" if len(value) > 200 else ""
+        letters = f"{len(value):,} characters" if len(value) > 200 else ""
         return Shown(kind="text", name=name, note=", ".join(filter(None, [letters, note])), text=_cut(value))
     text = json.dumps(value, ensure_ascii=False, default=_summary)
     if len(text) > _ONE_LINE:
@@ -363,7 +363,7 @@ def _summary(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}… ({len(text):,} letters)"
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}… ({len(text):,} characters)"
 
 
 def _seconds(seconds: float) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of data that come with the library, as `energon_grain.sources.kinds` loads them."""
+"""Our kinds of data, which `energon_grain.sources.kinds` loads."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ from energon_grain.kinds.tar.kind import BARE_TARS, WEBDATASET
 from energon_grain.kinds.tokens.kind import TOKENS
 
 OWN = (FILESYSTEM, BARE_TARS, ARRAY_RECORD, WEBDATASET, ARRAY, JSONL, TOKENS, PARQUET, ARROW, MDS)
-"""In the order in which they are asked."""
+"""In the order in which they are tried."""

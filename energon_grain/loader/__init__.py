@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Grain exposure: data sources, datasets, checkpointable iterators, device placement.
+"""Integration with Grain: data sources, datasets, checkpointable iterators, device placement.
 
-* `get_loader`, `get_savable_loader`: whole batches, with threads and state; a `grain.DatasetIterator`, where Grain is
-  installed. Of what stands here they alone and `EnergonDataSource` do without the extra `jax`.
+* `get_loader`, `get_savable_loader`: whole batches, with threads and state; a `grain.DatasetIterator` if Grain is
+  installed. Only these two and `EnergonDataSource` work without the extra `jax`.
 * `BatchMapDataset`, `BatchIterDataset`: the same batches as elements of a Grain pipeline.
-* `EnergonDataSource`: single samples by index, for pipelines of your own.
+* `EnergonDataSource`: single samples by index, for custom pipelines.
 * `to_device`: batches as global `jax.Array`s, copied ahead of use.
 * `EnergonCheckpointSave`, `EnergonCheckpointRestore`: arguments for Orbax's `CheckpointManager`.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loader's state in a checkpoint folder: one file for all hosts, whatever their number."""
+"""A loader's state in a checkpoint folder: one file for any number of hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write_state(directory: Any, cursor: Cursor) -> None:
 
     Args:
         directory: An existing folder (a `pathlib` or `epath` path).
-        cursor: As `gather_cursor` gives it.
+        cursor: Result of `gather_cursor`.
     """
     (directory / FILE_NAME).write_text(json.dumps(cursor, indent=1))
 
@@ -30,15 +30,15 @@ def write_process_state(directory: Any, cursor: Cursor, rank: int, count: int) -
 
 
 def read_state(directory: Any) -> Cursor:
-    """Read a state that any number of hosts wrote: ours, or the files of Grain's own handler, one a process.
+    """Read a state written by any number of hosts: the file of this library, or Grain's files, one per process.
 
-    Raises StateError if there is none, it is damaged, or Grain's files are not complete.
+    Raises StateError if there is no state, it is damaged, or files of Grain are missing.
     """
     path = directory / FILE_NAME
     try:
         names = [entry.name for entry in directory.iterdir()]
     except OSError as error:
-        raise StateError(f"{directory} is no folder with a state: {error}") from error
+        raise StateError(f"{directory}: not a folder with a state: {error}") from error
     if FILE_NAME in names:
         return _read(path)
     found: dict[int, Cursor] = {}
@@ -49,9 +49,11 @@ def read_state(directory: Any) -> Cursor:
             found[int(match[1])] = _read(directory / name)
             total = int(match[2])
     if not found:
-        raise StateError(f"{directory} holds neither {FILE_NAME} nor a state that Grain's handler wrote")
+        raise StateError(f"{directory}: contains neither {FILE_NAME} nor a state written by Grain's handler")
     if len(found) != total:
-        raise StateError(f"{directory} holds the states of {sorted(found)} of {total} processes; all are needed")
+        raise StateError(
+            f"{directory}: contains the states of {sorted(found)} of {total} processes, but all are needed"
+        )
     by_host = {cursor["host"][0]: cursor for cursor in found.values()}
     return merge_cursors(list(by_host.values()))
 
@@ -61,4 +63,4 @@ def _read(file: Any) -> Cursor:
         return check_cursor(json.loads(file.read_text()))
     except (ValueError, OSError, RecursionError) as error:
         reason = str(error) if isinstance(error, StateError) else f"{type(error).__name__}: {error}"
-        raise StateError(f"{file} holds no usable state: {reason}; restore another checkpoint") from error
+        raise StateError(f"{file}: not a usable state: {reason}. Restore another checkpoint") from error

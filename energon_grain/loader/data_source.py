@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single samples by index, for Grain pipelines of one's own."""
+"""Single samples by index, for custom Grain pipelines."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from energon_grain.task_encoder import DefaultTaskEncoder, TaskEncoder
 
 @public
 class EnergonDataSource(LeafSamples):
-    """A `grain.sources.RandomAccessDataSource` over the decoded samples of one split part, in the order of the shards.
+    """A `grain.sources.RandomAccessDataSource` of the decoded samples of one split part, in the order of the shards.
 
-    Thread-safe; pickles as its arguments. Batched reads (`__getitems__`) coalesce, single ones cannot: whoever needs
-    speed hands Grain whole batches (`BatchMapDataset`, `get_loader`).
+    Thread-safe; pickles as its arguments. Batched reads (`__getitems__`) are coalesced, single reads are not. For
+    speed, pass whole batches to Grain (`BatchMapDataset`, `get_loader`).
 
-    Indexed as a list is: `source[-1]` is the last sample, `source[10:20]` a list of ten.
+    Supports list indexing: `source[-1]` is the last sample, `source[10:20]` a list of ten.
 
-    Grain's pipelines are made for dictionaries: with `as_dict=True` a sample is one, of its fields without metadata. In
-    Grain's own `batch` of other samples, give `batch_fn=energon_grain.generic_batch`: without it Grain stacks the
-    arrays of a sample and keeps the texts of the first sample alone.
+    Grain's pipelines are made for dictionaries: with `as_dict=True`, a sample is a dictionary of its fields without
+    metadata. To batch other samples in Grain, pass `batch_fn=energon_grain.generic_batch`: otherwise Grain stacks the
+    arrays of samples and keeps only the texts of the first sample.
 
-    Samples that do not decode are None, which Grain leaves out; they are counted and go to the error handler.
+    Samples that cannot be decoded are None, which Grain skips; they are counted and passed to the error handler.
 
     Args:
         path: Folder of a prepared dataset.
         split_part: Part of the split.
-        subset: Range of samples, `[start, end]` in numbers or percent.
-        where: Condition on columns that samples must meet, as in `get_train_dataset`.
-        task_encoder: Its decoder and cookers are used; default: `DefaultTaskEncoder()`.
-        part_filter: Parts to read of a crude dataset.
-        dataset_config: Name of the dataset's configuration in `.nv-meta`.
-        split_config: Name of its split configuration.
+        subset: Range of samples, `[start, end]`, in numbers or percent.
+        where: Condition on columns, see `get_train_dataset`.
+        task_encoder: Provides the decoder and the cookers. Default: `DefaultTaskEncoder()`.
+        part_filter: Parts to read from a crude dataset.
+        dataset_config: File name of the dataset configuration in `.nv-meta`.
+        split_config: File name of the split configuration.
         as_dict: Whether samples are dictionaries.
     """
 
@@ -99,7 +99,7 @@ class EnergonDataSource(LeafSamples):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[Any]:
-        """Samples in the order asked for.
+        """Return the samples at the indices, in order.
 
         Raises:
             IndexError: An index is not in [-len, len).
@@ -107,7 +107,7 @@ class EnergonDataSource(LeafSamples):
         index = np.fromiter(map(operator.index, indices), np.int64, len(indices))
         outside = index[(index < -len(self)) | (index >= len(self))]
         if len(outside):
-            raise IndexError(f"sample {outside[0]} of {self!r}, which has {len(self)}")
+            raise IndexError(f"sample {outside[0]} of {self!r}: it has {len(self)} samples")
         index = np.where(index < 0, index + len(self), index)
         samples = self._read(index, np.zeros_like(index))
         register_value(samples)

@@ -17,31 +17,31 @@ from energon_grain.samples.subscripts import Item
 
 @public
 def to_device(loader: SavableDataLoader[Item], sharding: Any = None, *, buffer_size: int = 2) -> DeviceLoader[Item]:
-    """Batches whose arrays are global `jax.Array`s, made of each process's rows and copied ahead of use.
+    """Return a loader of batches with global `jax.Array`s, made of each process's rows and copied ahead of use.
 
-    It is another way to take batches from the same loader, which stays the caller's: one place in the stream and one
-    state, behind the last batch that either of them delivered. What was copied ahead and not delivered is what
-    `next(loader)`, or the next `to_device`, delivers.
+    It is a second way to take batches from the same loader, which remains the caller's: both share one position and one
+    state, after the last batch that either of them delivered. Batches that were copied ahead but not delivered are the
+    next ones of `next(loader)`, or of the next `to_device`.
 
     Args:
-        loader: Gives this process's rows. With several processes, each must own its share of the batch dimension as the
-            sharding says; `WorkerConfig.default_worker_config()` has the rank and world that fit.
+        loader: Delivers this process's rows. With several processes, each must hold its share of the batch dimension as
+            set by the sharding; `WorkerConfig.default_worker_config()` has the matching rank and world size.
         sharding: A `jax.sharding.Sharding` for every array, whose first dimension is the batch; or a function from an
             array to its sharding. Default: the default device (one process only).
-        buffer_size: Batches on the device at once: the one that was delivered last, and those that follow it.
-            2 overlaps the copy of the next batch with the work on this one; 1 copies nothing ahead.
+        buffer_size: Number of batches on the device: the last one delivered and those that follow. 2 overlaps the copy
+            of the next batch with the work on this one; 1 copies nothing ahead.
 
     Raises:
-        ConfigError: There are several processes and no sharding; or several hosts, whose batches may differ in shape.
+        ConfigError: There are several processes without a sharding, or several hosts whose batches may differ in shape.
     """
     return DeviceLoader(loader, sharding, buffer_size=buffer_size)
 
 
 @public
 class DeviceLoader(SavableDataLoader[Item]):
-    """What `to_device` returns: all that the loader does, with batches on devices.
+    """The loader returned by `to_device`: all methods of a loader, with batches on devices.
 
-    It keeps its loader alive, and does not close it.
+    It keeps the original loader alive and does not close it.
     """
 
     def __init__(self, loader: Any, sharding: Any, *, buffer_size: int) -> None:
@@ -53,28 +53,28 @@ class DeviceLoader(SavableDataLoader[Item]):
             raise ConfigError(f"buffer_size={buffer_size}: expected at least 1")
         if sharding is None and jax.process_count() > 1:
             raise ConfigError(
-                f"to_device without a sharding, but there are {jax.process_count()} processes: pass "
-                f"NamedSharding(mesh, PartitionSpec('data')) or whatever the model's batch dimension has"
+                f"to_device: no sharding, but {jax.process_count()} processes: pass a sharding such as "
+                f"NamedSharding(mesh, PartitionSpec('data')) over the batch dimension of the model"
             )
         if loader.stream.spec.ragged and loader.stream.config.world_size > 1:
             raise ConfigError(
-                "to_device joins the hosts' batches into global arrays, so in each step all of them need one shape, "
-                "but this dataset chooses for each batch by itself which dataset (or group) it is of: blend with "
-                "BlendDataset(…, per_step=True), or mix inside the batch (MixBatchDataset)"
+                "to_device joins the hosts' batches into global arrays, which need one shape per step, but this "
+                "dataset selects the dataset (or group) of each batch separately: blend with BlendDataset(…, "
+                "per_step=True), or mix inside the batch (MixBatchDataset)"
             )
         super().__init__(loader.stream)
         self._loader: SavableDataLoader | None = loader
         self._sharding = sharding
         self._buffer_size = buffer_size
-        # Batches that come next, each with what was made of it.
+        # The next batches, each with its copy on the device.
         self._placed: deque[tuple[Any, Any]] = deque()
 
     def __next__(self) -> Any:
         if self._closed:
-            raise ValueError("what to_device returned was closed; call to_device again, the loader goes on")
+            raise ValueError("the device loader is closed; call to_device again to continue with the same loader")
         try:
             with self._stream.turn:
-                # The copy of the batches behind the first one runs while the caller works on that.
+                # The copy of the following batches runs while the caller works on the first.
                 self._place_ahead()
                 next(self._stream)
                 return self._placed.popleft()[1]
@@ -83,10 +83,10 @@ class DeviceLoader(SavableDataLoader[Item]):
             raise
 
     def _place_ahead(self) -> None:
-        """Place the batches that come next. A failure behind the first of them waits until it is the first."""
+        """Place the next batches. The failure of a later batch is raised when it is the first."""
         upcoming = self._stream.peek(self._buffer_size)
         while self._placed and (not upcoming or self._placed[0][0] is not upcoming[0]):
-            self._placed.popleft()  # delivered by the loader itself, or of another place in the stream
+            self._placed.popleft()  # delivered by the loader itself, or from another position in the stream
         for batch in upcoming[len(self._placed) :]:
             register_value(batch)
             try:
@@ -114,6 +114,6 @@ class DeviceLoader(SavableDataLoader[Item]):
         return jax.tree_util.tree_map_with_path(place, batch)
 
     def _release(self) -> None:
-        # The loader stays open where others hold it.
+        # The loader stays open for its other users.
         self._placed.clear()
         self._loader = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset in pipelines that Grain drives: whole batches by their numbers, or one after the other."""
+"""A dataset in pipelines driven by Grain: whole batches by number, or in sequence."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 def spec_of_batches(batches: Iterable[Any]) -> Any:
-    """What batches are made of: a batch with a `ShapeDtypeStruct` for each array, None in shapes where two differ.
+    """Return a batch with a `ShapeDtypeStruct` for each array, and None for sizes that differ between batches.
 
-    What hooks make is known by making it, so this takes two batches, of which None (all was dropped) are none. What is
-    no array has no shape and dtype `object`.
+    The results of hooks are only known by running them, so this uses two batches, without those that are None (all
+    samples dropped). Values that are not arrays have no shape and dtype `object`.
 
     Raises EmptyDatasetError if there is no batch.
     """
@@ -63,7 +63,7 @@ def spec_of_batches(batches: Iterable[Any]) -> Any:
     made = (batch for batch in batches if batch is not None)
     specs: list[Any] = [jax.tree.map(spec, batch) for batch in islice(made, 2)]
     if not specs:
-        raise EmptyDatasetError("what its elements are is not known: the dataset has none, or all of them are dropped")
+        raise EmptyDatasetError("the element spec is unknown: the dataset has no elements, or all of them are dropped")
     if len(specs) < 2 or jax.tree.structure(specs[0]) != jax.tree.structure(specs[1]):
         return specs[0]
     return jax.tree.map(common, *specs)
@@ -77,20 +77,20 @@ with needed_for("A dataset for Grain"):
 class BatchMapDataset(grain.MapDataset[EncodedBatch]):
     """A `grain.MapDataset` whose element i is this host's batch of step i. Thread-safe and picklable.
 
-    Grain costs about 10 µs an element, so its elements here are batches. As random access has no past, a dropped sample
-    cannot move the lane's later samples up: its row repeats the next good sample of the same batch, a validity mask
-    is not set, and the drop is counted (`stats`). A batch without any good sample is None, which Grain leaves out.
-    Where exact batches are wanted although samples are broken, use `get_loader`.
+    Grain costs about 10 µs per element, so elements are batches. Random access has no history, so a dropped sample
+    cannot move later samples of the lane up: its row repeats the next good sample of the same batch, the validity mask
+    is not set, and the drop is counted (`stats`). A batch without any good sample is None, which Grain skips. If
+    batches must be exact despite broken samples, use `get_loader`.
 
-    `len` is the number of steps of one pass, and element `i + len·e` belongs to pass e; where the dataset is endless it
-    is `sys.maxsize`, as Grain has it. A negative index counts from the end of the first pass.
+    `len` is the number of steps of one pass, and element `i + len·e` belongs to pass e. For an endless dataset it is
+    `sys.maxsize`, as in Grain. A negative index counts from the end of the first pass.
 
-    Grain's `WindowShuffleMapDataset` asks its parent for indices beyond `len` in its last window, exactly as `repeat`
-    does for the next pass, so directly above this class it delivers batches of the next pass. Put it above
-    `repeat(1, reseed_each_epoch=False)`, or use `WindowShuffleIterDataset`.
+    Grain's `WindowShuffleMapDataset` requests indices beyond `len` in its last window, exactly as `repeat` does for the
+    next pass, so directly above this class it delivers batches of the next pass. Put it above `repeat(1,
+    reseed_each_epoch=False)`, or use `WindowShuffleIterDataset`.
 
     Args:
-        dataset: What `get_train_dataset` or `get_val_dataset` returned, with a batch size.
+        dataset: Result of `get_train_dataset` or `get_val_dataset`, with a batch size.
 
     Raises:
         ConfigError: The dataset does not batch.
@@ -108,17 +108,17 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         equal = self._spec.same_pass or isinstance(order.passes, EqualPasses | None)
         if not equal:
             raise ConfigError(
-                "BatchMapDataset needs passes of one length, but the epochs of a blend by fractional repetitions "
-                "differ by a sample, and so do those of planned packs: use repeat=True, or get_loader"
+                "BatchMapDataset needs passes of equal length, but the epochs of a blend by fractional repetitions "
+                "differ by a sample, and passes of planned packs differ too: use repeat=True, or get_loader"
             )
         if self._spec.batch is None:
-            raise ConfigError("BatchMapDataset needs batches: give a batch_size, or use EnergonDataSource for samples")
+            raise ConfigError("BatchMapDataset needs batches: set batch_size, or use EnergonDataSource for samples")
         self._share = Share(config.rank, config.world_size, self._spec.lanes)
         self._plan = PassPlan.of(self._spec, config.world_size)
         if self._plan.remaining(0, 0) == 0:
             raise EmptyDatasetError(
                 f"a pass of {self._plan.length} samples has no complete batch of {self._plan.global_batch}: use a "
-                f"smaller batch, or last_batch='pad' or 'keep'"
+                f"smaller batch size, or last_batch='pad' or 'keep'"
             )
         lock = threading.RLock()
         self._stage = PureStage(self._spec, lock)
@@ -137,9 +137,9 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         self._open()
 
     def __getitems__(self, steps: Sequence[int]) -> NoReturn:
-        """Refuse what a `torch.utils.data.DataLoader` asks for that makes batches of its own: Grain never calls it."""
+        """Reject the batched access of a `torch.utils.data.DataLoader` that batches again; Grain never calls it."""
         raise ConfigError(
-            "the elements of BatchMapDataset are whole batches, and PyTorch would make batches of these: use "
+            "the elements of BatchMapDataset are whole batches, which PyTorch would batch again: use "
             "DataLoader(…, batch_size=None), or EnergonDataSource for single samples"
         )
 
@@ -150,7 +150,7 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
 
     @property
     def _element_spec(self) -> Any:
-        # One by one: what Grain iterates with reads 500 elements ahead.
+        # One by one: Grain's iterators prefetch 500 elements.
         return spec_of_batches(map(self.__getitem__, range(len(self))))
 
     def __len__(self) -> int:
@@ -158,8 +158,8 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         return sys.maxsize if steps is None else steps
 
     def slice(self, sl: slice | Sequence[int] | np.ndarray[Any, Any]) -> grain.MapDataset[Any]:
-        """Some of the batches: a slice of them, or those at the places listed, in that order."""
-        return super().slice(sl) if isinstance(sl, slice) else _Chosen(self, sl)
+        """Return some of the batches: a slice, or those at the listed positions, in that order."""
+        return super().slice(sl) if isinstance(sl, slice) else _Selected(self, sl)
 
     @traced_item
     def __getitem__(self, index: Any) -> Any:
@@ -168,12 +168,12 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         number, steps = operator.index(index), self._plan.remaining(0, 0)
         if number < 0:
             if steps is None:
-                raise IndexError(f"batch {number} of an endless dataset: it has no end to count from")
+                raise IndexError(f"batch {number} of an endless dataset: negative indices need an end to count from")
             number %= steps
         pass_number, step = (0, number) if steps is None else divmod(number, steps)
         statistics: Any = self._stats
         with statistics.record_self_time():
-            # An endless stream goes on where its virtual epochs end.
+            # An endless stream continues after its virtual epochs.
             batch = self._batch(pass_number, step if self._plan.length is not None else number)
             return statistics.record_output_spec(batch)
 
@@ -214,7 +214,7 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         return batch
 
     def _within(self, positions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
-        """Positions of the pass for those of a batch, and which of them are no padding, where batches are padded."""
+        """Return positions in the pass for those of a batch, and the mask of real samples if batches are padded."""
         plan = self._plan
         if plan.length is None or int(positions.max()) < plan.length:
             return positions, np.ones(plan.batch_size, np.bool_) if plan.pads else None
@@ -234,7 +234,7 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         return encoded
 
     def _counted(self, outcomes: Iterable[Any]) -> list[Any]:
-        """The outcomes without their holes, after all that was dropped was counted."""
+        """Count all drops and return the outcomes, with partial packs unwrapped."""
         samples: list[Any] = []
         for outcome in outcomes:
             if type(outcome) is PartialItem:
@@ -251,18 +251,18 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         return samples
 
     def stats(self) -> LoaderStats:
-        """What was delivered, what took time, and what was dropped and why, in this process."""
+        """Return counts of delivered and dropped samples, drop reasons, and times, of this process."""
         return self._statistics.report()
 
 
 def _next_good(samples: Sequence[Any]) -> list[int]:
-    """For each place the next one that has a sample, going on at the first; none where all were dropped."""
+    """Return for each position the next one with a sample, wrapping around; empty if all were dropped."""
     good = [place for place, sample in enumerate(samples) if type(sample) is not Dropped]
     return [next((g for g in good if g >= place), good[0]) for place in range(len(samples))] if good else []
 
 
-class _Chosen(grain.MapDataset[Any]):
-    """Elements of another dataset, by their places; its passes are those of the other one."""
+class _Selected(grain.MapDataset[Any]):
+    """Elements of another dataset by position; its passes are those of the other dataset."""
 
     def __init__(self, parent: grain.MapDataset[Any], places: Sequence[int] | np.ndarray[Any, Any]) -> None:
         super().__init__(parent)
@@ -270,7 +270,7 @@ class _Chosen(grain.MapDataset[Any]):
         length = len(parent)
         outside = self._places[(self._places < -length) | (self._places >= length)]
         if len(outside):
-            raise IndexError(f"batch {outside[0]} of {length}")
+            raise IndexError(f"batch {outside[0]}: the dataset has {length} batches")
         self._places = np.where(self._places < 0, self._places + length, self._places)
 
     def __len__(self) -> int:
@@ -294,17 +294,17 @@ class _Chosen(grain.MapDataset[Any]):
 class BatchIterDataset(grain.IterDataset[EncodedBatch]):
     """A `grain.IterDataset` of this host's batches: Grain's transformations and checkpoints work on top.
 
-    Each `iter` makes a loader of its own, which begins at the start. Elements, state and exactness are those of
-    `get_savable_loader`. Below `mp_prefetch` and `multithread_prefetch` each process or thread makes its own steps and
-    reads nothing else; where a dataset filters, groups, packs or generates there is no such thing.
+    Each `iter` makes a new loader that starts at the beginning. Elements, state and exactness are those of
+    `get_savable_loader`. Below `mp_prefetch` and `multithread_prefetch`, each process or thread makes only its own
+    steps and reads nothing else. This is not available for datasets that filter, group, pack or generate.
 
     Args:
-        dataset: What `get_train_dataset` or `get_val_dataset` returned.
+        dataset: Result of `get_train_dataset` or `get_val_dataset`.
     """
 
     def __init__(self, dataset: SavableDataset[EncodedBatch]) -> None:
         super().__init__()
-        config_to_run(dataset, None)  # which refuses what is no dataset
+        config_to_run(dataset, None)  # raises if it is not a dataset
         self._dataset = dataset
         self._steps = slice(0, None, 1)
 
@@ -329,19 +329,19 @@ class BatchIterDataset(grain.IterDataset[EncodedBatch]):
             return spec_of_batches(batches)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Make every so manieth step alone: what `mp_prefetch` and `multithread_prefetch` ask of each reader.
+        """Select every n-th step, as `mp_prefetch` and `multithread_prefetch` request from each reader.
 
         Raises:
-            ConfigError: What a step is made of depends on the data of those before; or the steps would not be taken in
-                turns.
+            ConfigError: The content of a step depends on the data of earlier steps, or the steps would not alternate
+                between readers.
         """
         first, readers = sl.start or 0, sl.step or 1
         if sl.stop is not None or sequential_slice:
-            raise ConfigError("BatchIterDataset: readers beside each other take steps in turns; sequential_slice=False")
+            raise ConfigError("BatchIterDataset: parallel readers alternate between steps: use sequential_slice=False")
         if readers > 1 and self._dataset.compiled().program is not None:
             raise ConfigError(
-                "mp_prefetch above a BatchIterDataset that filters, groups, packs or generates: what a step is made of "
-                "depends on the data of those before, so each process would read everything; use "
-                "WorkerConfig(worker_type='process') below"
+                "mp_prefetch above a BatchIterDataset that filters, groups, packs or generates: a step depends on the "
+                "data of earlier steps, so each process would read everything. Use WorkerConfig(worker_type='process') "
+                "in the dataset instead"
             )
         self._steps = slice(self._steps.start + first * self._steps.step, None, self._steps.step * readers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a dataset to a loader: batches with state, and a `grain.DatasetIterator` where Grain is installed."""
+"""From a dataset to a loader: batches with state, and a `grain.DatasetIterator` if Grain is installed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ from energon_grain.watch.stream import Stream
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Reads are reported as Grain reports them: to its counters of bytes and latencies, and under their names in XProf's
-# traces. Both are what Grain's own sources use, and no part of its public interface: in a release that has them
-# elsewhere, and without Grain, nothing is reported.
+# Reads are reported in the same way as Grain's own: to its counters of bytes and latencies, and by name in XProf's
+# traces. Both use private interfaces of Grain. Without Grain, or in a release that moved them, nothing is reported.
 
 
 class _Decorator(Protocol):
@@ -74,7 +73,7 @@ class JaxProcesses:
         return int(sys.modules["jax"].process_index())
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        """What each process brings, in the order of processes."""
+        """Return the data of each process, in the order of processes."""
         from jax.experimental import multihost_utils
 
         lengths = np.asarray(multihost_utils.process_allgather(np.array([len(data)], np.int32))).reshape(-1)
@@ -84,25 +83,25 @@ class JaxProcesses:
         return [rows[number, :length].tobytes() for number, length in enumerate(lengths.tolist())]
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any process."""
+        """Return whether the flag is set on any process."""
         from jax.experimental import multihost_utils
 
         return bool(np.asarray(multihost_utils.process_allgather(np.array([flag]))).any())
 
 
 def jax_processes() -> JaxProcesses | None:
-    """The processes, where the program initialised `jax.distributed`; jax is not imported for the question."""
+    """Return the processes if the program initialised `jax.distributed`; does not import jax."""
     jax = sys.modules.get("jax")
     return None if jax is None or not jax.distributed.is_initialized() else JaxProcesses()
 
 
 def gather_over_jax(cursor: Cursor) -> Cursor:
-    """One cursor for all hosts, from each host's own. See `gather_cursor`."""
+    """Return one cursor for all hosts, from each host's own. See `gather_cursor`."""
     return gather_cursor(cursor, jax_processes(), "`jax.distributed`")
 
 
 def is_primary() -> bool:
-    """Whether this process writes what is written once: process 0 of `jax.distributed`, or the only one."""
+    """Return whether this process writes shared files: process 0 of `jax.distributed`, or the only one."""
     processes = jax_processes()
     return processes is None or processes.rank == 0
 
@@ -119,7 +118,7 @@ else:
             raise
 
         class DatasetIterator:
-            """What the loader has of Grain's class, without Grain."""
+            """The part of Grain's class that the loader uses, if Grain is not installed."""
 
             _closed = False
 
@@ -129,17 +128,17 @@ else:
 
 @public
 class SavableDataLoader(StreamLoader[Item], DatasetIterator):
-    """Batches of one host, with state; a `grain.DatasetIterator` where Grain is installed.
+    """Batches of one host, with state; a `grain.DatasetIterator` if Grain is installed.
 
-    A loop that was left by `break` continues where it stopped; after the end of a pass the next `iter` begins the next
-    one (for validation: the same one). `next` in between raises StopIteration.
+    A loop that ended with `break` continues at its position. After the end of a pass, the next `iter` starts the next
+    pass (for validation: the same pass); until then, `next` raises StopIteration.
 
-    The state is one small JSON object that any number of hosts restores, with any batch size. It works with
+    The state is one small JSON object that any number of hosts can restore, with any batch size. It works with
     `grain.checkpoint.CheckpointSave` (the same number of processes), `EnergonCheckpointSave` (any number), and
     `orbax.checkpoint.v1` as a checkpointable (any number).
 
     Args:
-        stream: What to iterate over; closed together with the loader.
+        stream: Stream to iterate over; closed together with the loader.
     """
 
     _framework: ClassVar[str] = "`jax.distributed`"
@@ -154,7 +153,7 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
     def _next(self) -> Item:
         return next(self._stream)
 
-    _next.__name__ = "__next__"  # which is what traces show
+    _next.__name__ = "__next__"  # the name in traces
     _next = traced_next(_next)
 
     def __next__(self) -> Item:
@@ -165,26 +164,26 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
             raise
 
     def get_state(self) -> Cursor:
-        """The state behind the last delivered batch; cheap enough to ask for after each."""
+        """Return the state after the last delivered batch; cheap enough to call after each batch."""
         return self._stream.cursor()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved place. Raises as `Stream.restore` does."""
+        """Move to a saved position. Raises the errors of `Stream.restore`."""
         self._stream.restore(state)
 
     def _get_next_index(self) -> int:
-        """For `grain.experimental.get_next_index`: the step that comes next, counted over all passes."""
+        """Return the next step, counted over all passes, for `grain.experimental.get_next_index`."""
         return self._stream.cursor()["step"]
 
     def _set_next_index(self, index: int) -> None:
-        """For `grain.experimental.set_next_index`. See `Stream.seek`: exact as long as no sample is dropped."""
+        """Set the next step, for `grain.experimental.set_next_index`. See `Stream.seek`: exact without drops."""
         self._stream.seek(index)
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Write the state into a checkpoint (`orbax.checkpoint.v1`): one file that any number of hosts restores.
+        """Write the state into a checkpoint (`orbax.checkpoint.v1`): one file that any number of hosts can restore.
 
-        Each process also writes its own state to the file that Grain's iterators write: MaxText counts those before it
-        restores. The states of all hosts are gathered now; the files are written by the coroutine that this returns.
+        Each process also writes its own state to the file that Grain's iterators write, because MaxText counts those
+        files before it restores. The states of all hosts are gathered now; the returned coroutine writes the files.
         """
         own, processes = self.save_state_rank(), jax_processes()
         merged = gather_over_jax(own)
@@ -199,10 +198,10 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
         return write()
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        """Read the state from a checkpoint that any number of hosts wrote, and begin to read ahead.
+        """Read the state from a checkpoint of any number of hosts, and start prefetching.
 
-        Nothing is left to the coroutine that this returns: Orbax would report any error of that as an "incompatible
-        handler"; one that is raised here arrives as it is.
+        The returned coroutine does nothing: Orbax would report any error in it as an "incompatible handler", while an
+        error raised here is reported unchanged.
         """
         self.restore_state_rank(read_state(directory))
         self.start_prefetch()
@@ -213,7 +212,7 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
         return done()
 
     def close(self) -> None:
-        """End threads and processes, and release files. Further `next` calls raise ValueError."""
+        """Stop threads and processes, and release files. Further `next` calls raise ValueError."""
         self._release()
         DatasetIterator.close(self)
 
@@ -221,11 +220,11 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
         self._stream.close()
 
     def __del__(self) -> None:
-        """Nothing, where the base class calls `close`, which waits: the stream ends when nobody has it any more."""
+        """Do nothing. The base class calls `close`, which waits; the stream ends when its last reference is gone."""
 
 
 class PipelineLoader(SavableDataLoader[Item]):
-    """A loader below Grain's own transformations, which reports what it reads as Grain's sources do."""
+    """A loader below Grain's transformations, which reports its reads as Grain's sources do."""
 
     def __init__(self, stream: Stream, name: str) -> None:
         super().__init__(stream)
@@ -247,14 +246,14 @@ class PipelineLoader(SavableDataLoader[Item]):
 
 
 def check_loader(name: str, value: Any) -> None:
-    """Check that somebody got a loader of this backend. Raises ConfigError if it is something else."""
+    """Check that a value is a loader of this backend. Raises ConfigError otherwise."""
     if isinstance(value, SavableDataLoader):
         return
     kind = type(value).__name__
     if isinstance(value, StreamLoader):
         kind = f"{type(value).__module__.partition('.')[0]}.{kind}"
     way_out = "; pass get_savable_loader(dataset)" if isinstance(value, SavableDataset) else ""
-    raise ConfigError(f"{name}: expected a loader, what energon_grain.get_savable_loader gave, not a {kind}{way_out}")
+    raise ConfigError(f"{name}: expected a loader from energon_grain.get_savable_loader, got a {kind}{way_out}")
 
 
 @public
@@ -267,20 +266,37 @@ def get_savable_loader(
     on_change: OnChange = "refuse",
     **energon: Unpack[EnergonArguments],
 ) -> SavableDataLoader[Item]:
-    """A loader for a dataset, with threads, read-ahead and state; for Grain, a `grain.DatasetIterator`.
+    """Return a loader for a dataset, with threads, prefetching and state.
+
+    The loader is an iterator of batches. If Grain is installed, it is also a `grain.DatasetIterator`. Its state is one
+    small JSON object, which a loader on any number of hosts can restore.
+
+    Example:
+        Train, save the position with each checkpoint, and continue from it:
+
+            with get_savable_loader(dataset) as loader:
+                if checkpoint is not None:
+                    loader.restore_state_rank(checkpoint["data"])
+                for step, batch in enumerate(loader):
+                    train_step(batch)
+                    if step % 1000 == 0:
+                        save({"data": loader.save_state_rank(), ...})
 
     Args:
-        dataset: What `get_train_dataset` or `get_val_dataset` returned.
-        worker_config: In place of the dataset's own.
-        prefetch_factor: Batches that are made ahead for each worker.
-        cache_pool: Where hooks and `need_cache` cookers get values from; not closed with the loader. Default: a
+        dataset: Result of `get_train_dataset` or `get_val_dataset`.
+        worker_config: Replaces the configuration of the dataset.
+        prefetch_factor: Batches that each worker prepares ahead.
+        cache_pool: Cache for hooks and for cookers with `need_cache`; not closed with the loader. Default: a
             `NoCachePool`.
         on_change: If a state that is restored belongs to another configuration; see `Stream.restore`. It also holds
             where a framework restores: `set_state`, Orbax.
         **energon: See `EnergonArguments`.
 
+    Returns:
+        A loader. Close it, or use it as a context manager, to stop its threads and processes.
+
     Raises:
-        ConfigError: The dataset's configuration is wrong.
+        ConfigError: The configuration of the dataset is invalid.
         EmptyDatasetError: There is no sample, or no complete batch.
     """
     config = with_agreement(config_to_run(dataset, worker_config), jax_processes())
@@ -292,5 +308,5 @@ def get_savable_loader(
 
 @public
 def get_loader(dataset: SavableDataset[Item], **options: Any) -> SavableDataLoader[Item]:
-    """The same as `get_savable_loader`: state costs nothing here, so every loader has it."""
+    """The same as `get_savable_loader`: every loader has state, at no cost."""
     return get_savable_loader(dataset, **options)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving a loader with Orbax's `CheckpointManager`, for any number of hosts.
+"""Save a loader with Orbax's `CheckpointManager`, for any number of hosts.
 
     manager.save(step, args=ocp.args.Composite(state=..., data=EnergonCheckpointSave(loader)))
     manager.restore(step, args=ocp.args.Composite(state=..., data=EnergonCheckpointRestore(loader)))
 
-Grain's own handler writes one file a process and refuses another number of processes; this one writes one file, and
-reads Grain's files too.
+Grain's own handler writes one file per process and requires the same number of processes to restore. This one writes
+one file, and also reads Grain's files.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class EnergonCheckpointHandler(ocp.CheckpointHandler):
         """Write the state of all hosts. Every process calls it at the same step.
 
         Raises:
-            StateError: The hosts cannot be gathered, or are at different steps.
+                StateError: The states cannot be gathered, or the hosts are at different steps.
         """
         cursor = gather_over_jax(args.item.save_state_rank())
         if is_primary():
             write_state(directory, cursor)
 
     def restore(self, directory: Any, args: EnergonCheckpointRestore) -> SavableDataLoader:
-        """Restore the loader in place and begin to read ahead.
+        """Restore the loader in place and start prefetching.
 
         Raises:
-            StateError: The state cannot be continued here.
+            StateError: The state cannot be continued.
         """
         args.item.restore_state_rank(
             read_state(directory), allow_changes=args.allow_changes, on_change=args.on_change, note=args.note
@@ -60,7 +60,7 @@ class EnergonCheckpointSave(ocp.args.CheckpointArgs):
     """Argument of `CheckpointManager.save`.
 
     Attributes:
-        item: The loader, or what `to_device` made of it: both have one state, behind the last batch delivered.
+        item: The loader, or the one from `to_device`: both have one state, after the last batch delivered.
     """
 
     item: SavableDataLoader
@@ -78,7 +78,7 @@ class EnergonCheckpointRestore(ocp.args.CheckpointArgs):
         item: A loader of the same dataset; it is restored in place.
         allow_changes: The older spelling of `on_change="position"`.
         on_change: As in `SavableDataLoader.restore_state_rank`.
-        note: Reason of the change.
+        note: Reason for the change.
     """
 
     item: SavableDataLoader

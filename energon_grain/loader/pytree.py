@@ -2,12 +2,12 @@
 """Samples and batches as JAX pytrees.
 
 The leaves of a dataclass are the arrays in its fields, at any depth of lists, tuples, dictionaries and dataclasses.
-Strings, numbers, keys and everything else ride along in one static `Metadata` object. Any two of these compare equal,
-so batches with other texts reuse the compiled function, and `jax.tree.map` takes two batches. *Where* the arrays are is
-part of the structure: a batch with a mask in place of its image is traced anew.
+Strings, numbers, keys and everything else are in one static `Metadata` object. All of these compare equal, so batches
+with other texts reuse the compiled function, and `jax.tree.map` accepts two batches. The *positions* of arrays are part
+of the structure: a batch with a mask in place of its image is traced again.
 
-A compiled function would see the static values of the first batch for ever. Inside a trace they are therefore replaced
-by `Untraced`, whose use raises an error that says what to do. None stays None, which is part of the structure too.
+A compiled function would always see the static values of the first batch. Inside a trace they are therefore replaced by
+`Untraced`, which raises an error with advice on any use. None stays None, which is part of the structure too.
 
 `energon_grain.samples.registration` imports this module once the program has imported JAX.
 """
@@ -30,10 +30,10 @@ from energon_grain.samples.sample import METADATA_FIELDS, PLAIN, like
 
 
 class Untraced:
-    """Static data inside a JAX trace. Any use raises a TypeError that says what to do.
+    """Static data inside a JAX trace. Any use raises a TypeError with advice.
 
-    A compiled function runs for batches with other texts and numbers than the one it was traced with, so whatever it
-    read from them would be stale.
+    A compiled function also runs for batches with other texts and numbers than those of its trace, so any such value
+    would be stale.
     """
 
     __slots__ = ("_where",)
@@ -46,8 +46,8 @@ class Untraced:
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise TypeError(
-            f"{self._where} is no array, so a function under jax.jit cannot see it: it would keep the value of the "
-            "first batch. Make it an array in encode_sample or encode_batch, or use it outside of the function"
+            f"{self._where} is not an array, so a function under jax.jit cannot read it: it would keep the value of "
+            f"the first batch. Make it an array in encode_sample or encode_batch, or use it outside of the function"
         )
 
     __array__ = __jax_array__ = __iter__ = __len__ = __getitem__ = __contains__ = __bool__ = __call__ = _refuse
@@ -57,13 +57,13 @@ class Untraced:
     __hash__ = None  # type: ignore[assignment]
 
 
-_STATIC: tuple[Any, ...] = ()  # in a tree of arrays: nothing that JAX sees (unlike None, no `is_leaf` asks for it)
-_LEAF: Any = type("Leaf", (), {"__slots__": (), "__repr__": lambda _: "*"})()  # in static content: an array goes here
-_layouts: dict[int, tuple[Any, ...]] = {}  # by id: static content of objects whose leaves are not arrays
+_STATIC: tuple[Any, ...] = ()  # in a tree of arrays: no leaf for JAX (unlike None, `is_leaf` is not called on it)
+_LEAF: Any = type("Leaf", (), {"__slots__": (), "__repr__": lambda _: "*"})()  # in static content: place of an array
+_layouts: dict[int, tuple[Any, ...]] = {}  # static content by id, for objects whose leaves are not arrays
 
 
 class Metadata:
-    """Everything in an object but its arrays. Equal to every other, so that it never causes a new trace."""
+    """The content of an object except its arrays. Equal to any other instance, so it never causes a new trace."""
 
     __slots__ = ("content", "kind", "names")
 
@@ -83,7 +83,7 @@ class Metadata:
 
 
 class _Mixed:
-    """A container that holds arrays: its original, and the static content of each entry."""
+    """A container that holds arrays: the original, and the static content of each entry."""
 
     __slots__ = ("entries", "original")
 
@@ -93,9 +93,9 @@ class _Mixed:
 
 
 def flatten(obj: Any) -> tuple[tuple[Any, ...], Metadata]:
-    """Split a dataclass (or `CrudeSample`) into one subtree of arrays a field, and its metadata.
+    """Split a dataclass (or `CrudeSample`) into one subtree of arrays per field, and its metadata.
 
-    A field that is None or an array is its own subtree; one without arrays has an empty one.
+    A field that is None or an array is its own subtree; a field without arrays has an empty one.
     """
     names, values = _fields(obj)
     layout = _layouts.get(id(obj)) if _layouts else None
@@ -110,7 +110,7 @@ def flatten(obj: Any) -> tuple[tuple[Any, ...], Metadata]:
 
 
 def unflatten(metadata: Metadata, children: Any) -> Any:
-    """Put an object together again without calling its `__init__`; the leaves may be anything."""
+    """Rebuild an object without calling its `__init__`; the leaves may be any values."""
     traced = _is_traced(children)
     odd: list[Any] = []
     values = [
@@ -129,9 +129,9 @@ def unflatten(metadata: Metadata, children: Any) -> Any:
 
 
 def register_type(cls: type) -> None:
-    """Make a dataclass (or `CrudeSample`) known to JAX as a pytree. Does nothing for other types, or a second time.
+    """Register a dataclass (or `CrudeSample`) with JAX as a pytree. Does nothing for other types, or the second time.
 
-    A class that its author registered with JAX stays as it is.
+    A class that its author registered with JAX stays unchanged.
     """
     if cls in registered or not (is_dataclass(cls) or issubclass(cls, dict)) or cls is dict:
         return
@@ -142,16 +142,16 @@ def register_type(cls: type) -> None:
         return tuple((key(name), child) for name, child in zip(metadata.names, children, strict=True)), metadata
 
     registered.add(cls)
-    with contextlib.suppress(ValueError):  # its author has registered it
+    with contextlib.suppress(ValueError):  # already registered by its author
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
 
 
 _bare: set[type] = set()
-"""Types whose values hold none that JAX would have to know: numbers, texts, arrays."""
+"""Types whose values contain no type to register: numbers, texts, arrays."""
 
 
 def register_value(value: Any) -> None:
-    """`register_type` of a batch, or of the batches in a list, tuple or dictionary."""
+    """Call `register_type` for a batch, or for the batches in a list, tuple or dictionary."""
     kind = type(value)
     if kind in registered:
         return
@@ -186,14 +186,14 @@ def _field_names(cls: type) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def _is_leaf_type(cls: type) -> bool:
-    """Arrays, numpy scalars, and what JAX puts in their places: tracers, shapes, shardings, bare objects."""
+    """Return whether a type is an array, a numpy scalar, or a JAX placeholder: tracer, shape, sharding, bare object."""
     return (
         issubclass(cls, (np.ndarray, np.generic)) or cls is object or cls.__module__.split(".")[0] in ("jax", "jaxlib")
     )
 
 
 def _split(value: Any) -> tuple[Any, Any]:
-    """The tree of arrays in `value`, empty where there is none, and its static content."""
+    """Return the tree of arrays in `value`, empty if there is none, and its static content."""
     kind = type(value)
     if value is None:
         return None, None
@@ -227,7 +227,7 @@ def _has_leaves(contents: tuple[Any, ...]) -> bool:
 
 
 def _split_like(value: Any, content: Any) -> tuple[Any, Any]:
-    """Split `value` with its leaves where `content` has them."""
+    """Split `value` with its leaves at the positions in `content`."""
     if content is _LEAF:
         return value, _LEAF
     if type(content) is not _Mixed or len(value) != len(content.entries):
@@ -239,7 +239,7 @@ def _split_like(value: Any, content: Any) -> tuple[Any, Any]:
 
 
 def _merge(tree: Any, content: Any, odd: list[Any], where: str) -> Any:
-    """Undo `_split`. Collects leaves that are no arrays in `odd`; with `where`, static values become `Untraced`."""
+    """Undo `_split`. Collects leaves that are not arrays in `odd`; with `where`, static values become `Untraced`."""
     if content is _LEAF:
         if not _is_leaf_type(type(tree)) and not is_dataclass(tree):
             odd.append(tree)
@@ -260,7 +260,7 @@ def _merge(tree: Any, content: Any, odd: list[Any], where: str) -> Any:
 
 
 def _is_traced(children: Any) -> bool:
-    """Whether a leaf is a tracer of a function under compilation (`vmap` and `grad` alone keep static values)."""
+    """Return whether a leaf is a tracer of a compiled function (`vmap` and `grad` alone keep static values)."""
     if isinstance(children, (list, tuple)):
         entries: list[Any] | tuple[Any, ...] = children
         return any(_is_traced(entry) for entry in entries)
@@ -271,9 +271,9 @@ def _is_traced(children: Any) -> bool:
 
 
 def _remember(obj: Any, content: tuple[Any, ...]) -> None:
-    """Keep the layout of an object whose leaves do not show what they are (None, integers, …) while it lives."""
+    """Keep the layout of an object whose leaves do not reveal it (None, integers, …) for its lifetime."""
     try:
         weakref.finalize(obj, _layouts.pop, id(obj), None).atexit = False
-    except TypeError:  # a class with slots and without `weakref_slot=True`
+    except TypeError:  # a class with slots but without `weakref_slot=True`
         return
     _layouts[id(obj)] = content

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clips of audio, to the sample.
+"""Clips of audio, exact to the sample.
 
-A clip from `a` to `b` seconds is the samples from number round(a · rate) on, round((b − a) · rate) of them, as far as
-the file has them. Where a frame of samples lies is counted from the first one that is read, whose time the container
-says: in Matroska, whose ticks are milliseconds, it is off by a millisecond at worst; elsewhere it is exact.
+A clip from `a` to `b` seconds starts at sample round(a · rate) and has round((b − a) · rate) samples, as far as the
+file has them. Positions of sample frames are counted from the first one read, whose time is in the container. In
+Matroska, with ticks of milliseconds, it may be off by a millisecond; elsewhere it is exact.
 
-Decoders of MP3, AAC and Opus take a few frames to come to what they would give had they begun at the beginning. So
-reading begins half a second before a clip, and the clip is the same as cut out of the whole.
+Decoders of MP3, AAC and Opus need a few frames until their output equals that of decoding from the start. Therefore
+reading begins half a second before a clip, and the clip equals a cut from the whole decoded file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DecodingError
-from energon_grain.media.container import Bounds, Track
+from energon_grain.media.container import Limits, Track
 
 Samples = npt.NDArray[Any]
 Clip = tuple[Samples, tuple[float, float]]
@@ -30,26 +30,26 @@ AudioUnit = Literal["samples", "seconds"]
 
 _PREROLL_S = 0.5
 _FAR_S = 2.0
-"""Less than this is decoded rather than skipped."""
+"""Shorter distances are decoded rather than skipped."""
 _FILTER = 64
-"""Samples on each side, of the lower of the two rates, that a resampled one depends on, and then some."""
+"""Samples on each side, of the lower of the two rates, that affect a resampled one, with a reserve."""
 
 
 @dataclass(slots=True)
 class _Piece:
-    """A clip as it is put together."""
+    """A clip being assembled."""
 
     first: float
-    """The number of its first sample, as asked for; infinite numbers stand for the beginning and the end."""
+    """The index of its first sample, as requested; infinite for the start and the end."""
     end: float
     margin: int
-    """How many more on each side are of use."""
+    """Number of extra samples on each side."""
     samples: list[Samples] = field(default_factory=list[Samples])
     begins: int = 0
-    """The number of the first sample that is there."""
+    """The index of the first stored sample."""
 
     def take(self, begin: int, samples: Samples) -> int:
-        """Keep what is of use of the samples from the number `begin` on. Returns its bytes."""
+        """Keep the needed samples of a frame whose first sample has the index `begin`. Returns their bytes."""
         low = max(self.first - self.margin, begin)
         high = min(self.end + self.margin, begin + samples.shape[1])
         if low >= high:
@@ -63,33 +63,33 @@ class _Piece:
 class AudioTrack(Track):
     """The audio of a container, read forward."""
 
-    def __init__(self, container: Any, stream: Any, bounds: Bounds) -> None:
+    def __init__(self, container: Any, stream: Any, limits: Limits) -> None:
         super().__init__(container, stream)
         self.rate: int = stream.sample_rate
         if not self.rate:
             raise DecodingError("the audio has no sample rate")
-        self._most = bounds.max_part_bytes
+        self._most = limits.max_part_bytes
         self._bytes = 0
         self._here: float = -math.inf
-        """Where reading goes on: the number of the next sample."""
+        """Read position: the index of the next sample."""
         self._pieces = self._decoded()
         self._samples_a_tick = float(self.tick * self.rate)
         self._kind = ""
         self._end: int | None = None
-        """When the frame that was decoded last is over, in ticks."""
+        """End of the last decoded frame, in ticks."""
 
     def count(self) -> tuple[int, int | None]:
-        """How many samples it has, all of them decoded, and when the last frame is over, in ticks."""
+        """Decode all samples; returns their number, and the end of the last frame, in ticks."""
         total = sum(samples.shape[1] for _, samples in self._pieces)
         return total, self._end
 
     def clips(self, ranges: Sequence[tuple[float, float]], unit: AudioUnit, rate: int | None) -> list[Clip | None]:
-        """The clip of each range; None where it lies outside of the audio.
+        """The clip of each range; None if it is outside the audio.
 
         Args:
-            ranges: Beginning and end of each.
-            unit: What `ranges` are in.
-            rate: Samples a second to give; None: as they are.
+            ranges: Start and end of each clip.
+            unit: Unit of `ranges`.
+            rate: Sample rate of the clips in Hz; None: unchanged.
         """
         scale = self.rate if unit == "seconds" else 1
         rate = None if rate == self.rate else rate
@@ -108,11 +108,11 @@ class AudioTrack(Track):
         return [self._finished(clip, times, rate) for clip, times in zip(clips, given, strict=True)]
 
     def _gather(self, clips: Sequence[_Piece]) -> None:
-        """Fill clips, in one go forward through the file."""
+        """Fill clips in one forward pass through the file."""
         self._announce(clips)
         waiting = sorted(clips, key=lambda clip: clip.first, reverse=True)
         running: list[_Piece] = []
-        sought = 0  # for how many clips still waiting the track has gone to the next
+        sought = 0  # number of waiting clips at the last seek
         while running or waiting:
             if not running and len(waiting) != sought:
                 sought = len(waiting)
@@ -129,7 +129,7 @@ class AudioTrack(Track):
             running = [clip for clip in running if clip.end + clip.margin > end]
 
     def _announce(self, clips: Sequence[_Piece]) -> None:
-        """Say which clips will be read, where the index knows their times."""
+        """Announce the clips to read, if the index has their times."""
         if self.stated_times is None:
             return
         scale, before = self.rate * float(self.tick), _PREROLL_S * self.rate
@@ -139,15 +139,15 @@ class AudioTrack(Track):
         self._bytes += more
         if self._most is not None and self._bytes > self._most:
             raise DecodingError(
-                f"the audio has more than max_part_bytes={self._most} bytes; take shorter clips, or raise the bound"
+                f"the audio has more than max_part_bytes={self._most} bytes; take shorter clips, or raise the limit"
             )
 
     def _approach(self, number: float) -> None:
-        """Go to where a sample and those that its decoding depends on can be read."""
+        """Seek so that a sample, and those that its decoding depends on, can be read."""
         if number - self._here < _FAR_S * self.rate and not math.isinf(self._here):
             return
         if math.isinf(self._here) and number <= (_FAR_S + self.first * self.tick) * self.rate:
-            return  # the file stands at its beginning
+            return  # the file is at its beginning
         back = _PREROLL_S
         while True:
             time = math.floor((number / self.rate - back) / self.tick)
@@ -162,15 +162,15 @@ class AudioTrack(Track):
             back *= 4
 
     def _decoded(self) -> Iterator[tuple[int, Samples]]:
-        """Frames from where the container stands: the number of the first sample of each, and its samples."""
+        """Frames from the current position on: the index of the first sample of each, and its samples."""
         number: int | None = None
         for packet in self.packets():
             for frame in packet.decode():
                 if frame.pts is not None:
-                    said = round(frame.pts * self._samples_a_tick)
-                    # Ticks are rounded, samples follow each other: only a gap of more than a tick is one.
-                    if number is None or abs(said - number) > max(2, self._samples_a_tick):
-                        number = said
+                    stated = round(frame.pts * self._samples_a_tick)
+                    # Ticks are rounded, but samples are contiguous: only a difference of more than a tick is a gap.
+                    if number is None or abs(stated - number) > max(2, self._samples_a_tick):
+                        number = stated
                     self._end = frame.pts + frame.duration
                 number = number or 0
                 samples = _channels_first(frame)
@@ -180,7 +180,7 @@ class AudioTrack(Track):
                 number += samples.shape[1]
 
     def _finished(self, clip: _Piece, given: tuple[float, float], rate: int | None) -> Clip | None:
-        """A clip without its margins, at a rate, and its times."""
+        """A clip without its margins, at the requested rate, and its times."""
         samples = np.concatenate(clip.samples, axis=1) if clip.samples else np.empty((0, 0))
         first = int(max(clip.begins, clip.first)) if clip.samples else 0
         end = int(min(clip.begins + samples.shape[1], clip.end))
@@ -191,12 +191,12 @@ class AudioTrack(Track):
         before, count = first - clip.begins, end - first
         if rate is not None:
             step = self.rate // math.gcd(self.rate, rate)
-            samples = self._resampled(samples[:, before % step :], rate)  # both rates have a sample where it begins
+            samples = self._resampled(samples[:, before % step :], rate)  # a sample of both rates begins here
             before, count = before // step * (rate * step // self.rate), max(1, round(count * rate / self.rate))
         return np.ascontiguousarray(samples[:, before : before + count]), (float(start_s), float(end_s))
 
     def _resampled(self, samples: Samples, rate: int) -> Samples:
-        """The samples at another rate, channel by channel: whatever the layout of channels, each is by itself."""
+        """The samples at another rate, resampled per channel for any channel layout."""
         av = importlib.import_module("av")
         kind = self._kind if self._kind.endswith("p") else f"{self._kind}p"
         channels: list[Samples] = []

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video and audio files as objects that decode what is asked for: a clip, some frames, or everything.
+"""Video and audio files as objects that decode on request: a clip, some frames, or everything.
 
-The interface is that of Megatron-Energon's `AVDecoder`. What clips have is defined in `video` and `audio` beside this.
+The interface is that of Megatron-Energon's `AVDecoder`. The content of clips is defined in the modules `video` and
+`audio`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DecodingError, public
 from energon_grain.media.audio import AudioTrack, AudioUnit
-from energon_grain.media.container import Bounds, Track, open_container, opened
+from energon_grain.media.container import Limits, Track, open_container, opened
 from energon_grain.media.video import Clip as VideoClip, VideoTrack, VideoUnit
 from energon_grain.samples.media_metadata import AVMetadata
 from energon_grain.samples.sample import edataclass
@@ -32,34 +33,34 @@ _WHOLE = [(-math.inf, math.inf)]
 
 @edataclass
 class AVData:
-    """Clips of video and audio; empty lists of what was not asked for."""
+    """Clips of video and audio; lists of unrequested media are empty."""
 
     video_clips: list[Any] | None
     """uint8 (frames, 3, height, width) of each clip, red, green and blue. In memory the channels of a pixel are
-    neighbours, so `clip.transpose(0, 2, 3, 1)`, channels last, costs nothing. numpy arrays; tensors in the torch
+    adjacent, so `clip.transpose(0, 2, 3, 1)`, channels last, needs no copy. NumPy arrays; tensors in the torch
     adapter."""
     video_timestamps: list[tuple[float, float]] | None
-    """When the first frame of each clip begins and the last one is over, in seconds."""
+    """Start of the first frame and end of the last frame of each clip, in seconds."""
     audio_clips: list[Any] | None
-    """(channels, samples) of each clip, in the type that the decoder gives: float32 for AAC, MP3 and Opus, int16 or
-    int32 for WAV and FLAC. numpy arrays; tensors in the torch adapter."""
+    """(channels, samples) of each clip, in the decoder's type: float32 for AAC, MP3 and Opus, int16 or
+    int32 for WAV and FLAC. NumPy arrays; tensors in the torch adapter."""
     audio_timestamps: list[tuple[float, float]] | None
-    """Beginning and end of each clip, in seconds."""
+    """Start and end of each clip, in seconds."""
 
 
 @public
 class AVDecoder:
-    """A video or audio file that is decoded when asked, as much as is asked for.
+    """A video or audio file that is decoded on request.
 
-    Holding one costs nothing: every call opens the file, reads its header and what is asked for, and closes it. So it
-    can be pickled if its stream can, and handed to other processes; from several threads it must not be used at once.
+    Creating one reads nothing. Every call opens the file, reads its header and the requested data, and closes it. A
+    decoder can be pickled if its stream can, and passed to other processes. Do not use it from several threads at once.
 
-    Times are those of the file, in seconds. A video clip has both its ends: the frame that is shown at its beginning,
-    the one that is shown at its end, and all between. Audio is cut to the sample. Frames and samples are the same as
-    cut out of the whole file, decoded.
+    Times are those of the file, in seconds. A video clip includes both ends: the frame shown at its start, the
+    frame shown at its end, and all between. Audio is cut to the sample. Frames and samples equal a cut from the whole
+    decoded file.
 
-    All methods raise `DecodingError` where the file is damaged, is neither video nor audio, has not the stream that is
-    asked for, or breaks a bound, and `ConfigError` for impossible arguments.
+    All methods raise `DecodingError` if the file is damaged, is neither video nor audio, lacks the requested stream, or
+    exceeds a limit, and `ConfigError` for invalid arguments.
     """
 
     def __init__(
@@ -71,28 +72,29 @@ class AVDecoder:
         max_part_bytes: int | None = MAX_PART_BYTES,
         threads: int = 1,
     ) -> None:
-        """Hold a file; nothing is read.
+        """Store a file; nothing is read.
 
         Args:
-            stream: A seekable binary file. What its `read` raises passes to the caller. One that has a `prefetch` as
-                `ByteStream` has it is told by it, where the header says so, which bytes clips take.
-            suppress_warnings: As in Energon, where frames can be off by some; here there is nothing to warn of.
-            max_pixels: Of a frame; all frames of a call may have 16 times as many. None: any number.
-            max_part_bytes: Of the audio that a call gives. None: any number.
-            threads: How many decode pictures of the video side by side during a call; 0: one for each processor. A
-                loader whose workers keep all processors busy gains nothing by more than one. May be set later on, too.
+            stream: A seekable binary file. Errors of its `read` are passed to the caller. If it has a `prefetch`, like
+                `ByteStream`, it receives the byte ranges of clips, if the header contains them.
+            suppress_warnings: For compatibility with Energon, where frames may be inexact; ignored.
+            max_pixels: Maximum number of pixels of a frame; all frames of a call may have 16 times as many. None: no
+                limit.
+            max_part_bytes: Maximum size of the audio returned by a call. None: no limit.
+            threads: Number of threads that decode video frames in parallel during a call; 0: one per processor. More
+                than one is useless if a loader's workers keep all processors busy. May be changed later.
 
         Raises:
-            ConfigError: The stream gives text, or is none; or `threads` is negative.
+            ConfigError: The stream is a text stream, or not a stream; or `threads` is negative.
         """
         text = "t" in getattr(stream, "mode", "rb") or isinstance(stream, io.TextIOBase)
         if text or not hasattr(stream, "read"):
             raise ConfigError(
                 f"AVDecoder: the stream must be a binary file, such as open(path, 'rb') or io.BytesIO(data); got "
-                f"{'one of text' if text else f'a value of type {type(stream).__name__}'}"
+                f"{'a text file' if text else f'a value of type {type(stream).__name__}'}"
             )
         if threads < 0:
-            raise ConfigError(f"AVDecoder: threads={threads}: expected a number from 0 on")
+            raise ConfigError(f"AVDecoder: threads={threads}: expected 0 or more")
         self.stream = stream
         self.suppress_warnings = suppress_warnings
         self.threads = threads
@@ -106,25 +108,25 @@ class AVDecoder:
         """All audio.
 
         Args:
-            audio_sample_rate: Samples a second to resample it to; None: as it is.
+            audio_sample_rate: Sample rate in Hz to resample to; None: unchanged.
         """
         return self.get_clips(audio_clip_ranges=_WHOLE, audio_sample_rate=audio_sample_rate)
 
     def get_video_with_audio(self, *, audio_sample_rate: int | None = None) -> AVData:
-        """All frames and all audio, which the file must have both.
+        """All frames and all audio; the file must have both.
 
         Args:
-            audio_sample_rate: Samples a second to resample it to; None: as it is.
+            audio_sample_rate: Sample rate in Hz to resample to; None: unchanged.
         """
         return self.get_clips(_WHOLE, _WHOLE, audio_sample_rate=audio_sample_rate)
 
     def get_frames(self, video_decode_audio: bool = False) -> AVData:
-        """All of a file: the frames of a video, the samples of audio.
+        """The whole file: the frames of a video, or the samples of audio.
 
         Args:
-            video_decode_audio: Whether the audio of a video is given too, if it has some.
+            video_decode_audio: Whether to decode the audio of a video, too, if it has any.
         """
-        with opened(self.stream, self._bounds) as container:
+        with opened(self.stream, self._limits) as container:
             video, audio = bool(container.streams.video), bool(container.streams.audio)
             if not (video or audio):
                 raise DecodingError("the file has neither video nor audio")
@@ -141,16 +143,16 @@ class AVDecoder:
         """Clips of the video, and their times.
 
         Args:
-            video_clip_ranges: Begin and end of each, both included: `(2, 2)` is one frame. They may overlap and come
-                in any order; together they are read once. A range that begins after the end of the video gives no
+            video_clip_ranges: Start and end of each, both included: `(2, 2)` is one frame. They may overlap and be in
+                any order; all are read in one pass. A range that begins after the end of the video yields no
                 clip, so there may be fewer clips than ranges.
-            video_unit: `seconds`; or `frames`, counted from 0 in the order in which they are shown. To count them, a
-                file without an index of all frames (Matroska, WebM, transport streams) is read from end to end.
-            video_out_frame_size: Width and height to scale frames to, bilinearly; None: as they are.
+            video_unit: `seconds`; or `frames`, counted from 0 in display order. To count them, a file
+                without an index of all frames (Matroska, WebM, transport streams) is read from end to end.
+            video_out_frame_size: Width and height to scale frames to, bilinearly; None: unchanged.
 
         Returns:
-            As in `AVData`: uint8 (frames, 3, height, width) of each clip; when its first frame begins and its last one
-            is over, in seconds.
+            As in `AVData`: uint8 (frames, 3, height, width) of each clip; start of its first frame and end of its last
+            frame, in seconds.
         """
         ranges = _checked("video_clip_ranges", video_clip_ranges)
         _check_choice("video_unit", video_unit, ("seconds", "frames"))
@@ -172,20 +174,20 @@ class AVDecoder:
         """Clips of the audio, and their times.
 
         Args:
-            audio_clip_ranges: Begin and end of each, the end not included. They may overlap and come in any order;
-                together they are read once. A clip ends where the audio ends; a range that lies outside gives none, so
+            audio_clip_ranges: Start and end of each, the end excluded. They may overlap and be in any order; all are
+                read in one pass. A clip ends at the end of the audio; a range outside it yields no clip, so
                 there may be fewer clips than ranges.
             audio_unit: `seconds`; or `samples`, counted from time 0, at the rate of the file.
-            audio_sample_rate: Samples a second to resample the clips to; None: as they are.
+            audio_sample_rate: Sample rate in Hz to resample the clips to; None: unchanged.
 
         Returns:
-            As in `AVData`: (channels, samples) of each clip, and its beginning and end in seconds.
+            As in `AVData`: (channels, samples) of each clip, and its start and end in seconds.
         """
         ranges = _checked("audio_clip_ranges", audio_clip_ranges)
         _check_choice("audio_unit", audio_unit, ("seconds", "samples"))
         if audio_sample_rate is not None and audio_sample_rate < 1:
             raise ConfigError(f"audio_sample_rate={audio_sample_rate}: must be at least 1")
-        with opened(self.stream, self._bounds) as container:
+        with opened(self.stream, self._limits) as container:
             clips = self._audio(container).clips(ranges, audio_unit, audio_sample_rate)
         present = [clip for clip in clips if clip is not None]
         if not present and any(first == -math.inf for first, _ in ranges):
@@ -202,7 +204,7 @@ class AVDecoder:
         *,
         audio_sample_rate: int | None = None,
     ) -> AVData:
-        """Clips of the video as `get_video_clips` gives them, of the audio as `get_audio_clips` does; None: none."""
+        """Clips of the video as from `get_video_clips`, and of the audio as from `get_audio_clips`; None for none."""
         data = AVData(video_clips=[], video_timestamps=[], audio_clips=[], audio_timestamps=[])
         if video_clip_ranges is not None:
             clips = self.get_video_clips(video_clip_ranges, video_unit, video_out_frame_size)
@@ -213,45 +215,45 @@ class AVDecoder:
         return data
 
     def has_video_stream(self) -> bool:
-        """Whether there is video in the file; a cover picture of a song counts."""
-        with opened(self.stream, self._bounds) as container:
+        """Whether the file has video, including a cover picture."""
+        with opened(self.stream, self._limits) as container:
             return bool(container.streams.video)
 
     def has_audio_stream(self) -> bool:
-        """Whether there is audio in the file."""
-        with opened(self.stream, self._bounds) as container:
+        """Whether the file has audio."""
+        with opened(self.stream, self._limits) as container:
             return bool(container.streams.audio)
 
     def get_video_fps(self) -> float:
-        """Frames a second, on average."""
+        """Average frame rate, in frames per second."""
         fps = self.get_metadata(get_video_duration=False, get_video_frame_count=False, get_audio=False).video_fps
-        return _there(fps, "video")
+        return _required(fps, "video")
 
     def get_audio_samples_per_second(self) -> int:
-        """Samples a second, in each channel."""
-        return _there(self.get_metadata(get_video=False, get_audio_duration=False).audio_sample_rate, "audio")
+        """Sample rate in Hz, per channel."""
+        return _required(self.get_metadata(get_video=False, get_audio_duration=False).audio_sample_rate, "audio")
 
     def get_video_duration(self, get_frame_count: bool = False) -> tuple[float | None, int | None]:
-        """How long the video is in seconds, None if there is none, and how many frames it has.
+        """Duration of the video in seconds (None without video), and its number of frames.
 
         Args:
-            get_frame_count: Whether to count frames that the header does not count: the whole file is read for that.
+            get_frame_count: Whether to count the frames if the header has no count, which reads the whole file.
                 If false, their number may be None.
         """
         metadata = self.get_metadata(get_video_frame_count=get_frame_count, get_video_frame_size=False, get_audio=False)
         return metadata.video_duration, metadata.video_num_frames
 
     def get_audio_duration(self) -> float | None:
-        """How long the audio is in seconds; None if there is none."""
+        """Duration of the audio in seconds; None without audio."""
         return self.get_metadata(get_video=False).audio_duration
 
     def _video_clips(self, ranges: Ranges, unit: VideoUnit, size: tuple[int, int] | None) -> list[VideoClip | None]:
-        with opened(self.stream, self._bounds, for_frames=True) as container:
+        with opened(self.stream, self._limits, for_frames=True) as container:
             track = self._video(container)
             if unit == "seconds" or track.stated_times is not None:
                 return track.clips(ranges, unit, size)
             times, _ = track.scan()
-        with opened(self.stream, self._bounds, for_frames=True) as container:
+        with opened(self.stream, self._limits, for_frames=True) as container:
             return self._video(container).clips(ranges, unit, size, times)
 
     def get_metadata(
@@ -264,21 +266,21 @@ class AVDecoder:
         get_audio_duration: bool = True,
         get_audio_num_samples: bool = False,
     ) -> AVMetadata:
-        """What is known of the file, from its header as far as that says it.
+        """Metadata of the file, from its header as far as possible.
 
         Args:
-            get_video: Whether to tell of the video.
-            get_video_duration: Whether to read the whole file where its header does not say how long the video is.
-            get_video_frame_count: Likewise, how many frames it has.
-            get_video_frame_size: Whether to tell their size.
-            get_audio: Whether to tell of the audio.
-            get_audio_duration: Whether to read the whole file where its header does not say how long the audio is.
-            get_audio_num_samples: Whether to count the samples, for which all of the audio is decoded; its duration is
-                then that of what was decoded.
+            get_video: Whether to include the video.
+            get_video_duration: Whether to read the whole file if its header has no duration of the video.
+            get_video_frame_count: The same for the number of frames.
+            get_video_frame_size: Whether to include the frame size.
+            get_audio: Whether to include the audio.
+            get_audio_duration: Whether to read the whole file if its header has no duration of the audio.
+            get_audio_num_samples: Whether to count the samples, which decodes all audio; the duration is then that of
+                the decoded samples.
         """
         metadata = AVMetadata()
         audio_is_read = False
-        with opened(self.stream, self._bounds) as container:
+        with opened(self.stream, self._limits) as container:
             if get_audio and container.streams.audio:
                 track = self._audio(container)
                 duration = track.stream.duration
@@ -295,8 +297,8 @@ class AVDecoder:
         return metadata
 
     def _read_audio(self, metadata: AVMetadata, *, counted: bool) -> None:
-        """Fill in its duration, and the number of its samples if they are to be counted, from all of the audio."""
-        with opened(self.stream, self._bounds) as container:
+        """Fill in the audio's duration, and the number of samples if `counted`, by reading all of it."""
+        with opened(self.stream, self._limits) as container:
             track = self._audio(container)
             if counted:
                 metadata.audio_num_samples, end = track.count()
@@ -305,29 +307,29 @@ class AVDecoder:
             metadata.audio_duration = _seconds(None if end is None else end - track.first, track)
 
     def open(self) -> Any:
-        """The file as a PyAV container, to be closed by the caller."""
+        """The file as a PyAV container, which the caller must close."""
         self.stream.seek(0)
-        return open_container(self.stream, self._bounds)
+        return open_container(self.stream, self._limits)
 
     @property
-    def _bounds(self) -> Bounds:
-        return Bounds(self._max_pixels, self._max_part_bytes, self.threads)
+    def _limits(self) -> Limits:
+        return Limits(self._max_pixels, self._max_part_bytes, self.threads)
 
     def array(self, values: npt.NDArray[Any]) -> Any:
-        """What frames and samples become: the array itself; a tensor in the torch adapter."""
+        """Convert frames and samples for the caller: unchanged; a tensor in the torch adapter."""
         return values
 
     def _video(self, container: Any) -> VideoTrack:
         if not container.streams.video:
             raise DecodingError("the file has no video stream")
-        track = VideoTrack(container, container.streams.video[0], self._bounds)
+        track = VideoTrack(container, container.streams.video[0], self._limits)
         track.prefetch = getattr(self.stream, "prefetch", None)
         return track
 
     def _audio(self, container: Any) -> AudioTrack:
         if not container.streams.audio:
             raise DecodingError("the file has no audio stream")
-        track = AudioTrack(container, container.streams.audio[0], self._bounds)
+        track = AudioTrack(container, container.streams.audio[0], self._limits)
         track.prefetch = getattr(self.stream, "prefetch", None)
         return track
 
@@ -336,7 +338,7 @@ class AVDecoder:
 
 
 class AVWebdatasetDecoder:
-    """Decodes the video and audio parts of samples, as `SampleDecoder` says."""
+    """Decodes the video and audio parts of samples, as configured in `SampleDecoder`."""
 
     _decoder = AVDecoder
 
@@ -348,22 +350,22 @@ class AVWebdatasetDecoder:
         max_pixels: int | None = MAX_PIXELS,
         max_part_bytes: int | None = MAX_PART_BYTES,
     ) -> None:
-        """Set what files decode to; the arguments are those of `SampleDecoder`."""
+        """Store the settings; the arguments are those of `SampleDecoder`."""
         _check_choice("av_decode", av_decode, get_args(AVDecode))
         self.video_decode_audio = video_decode_audio
         self.av_decode = av_decode
         self._max_pixels, self._max_part_bytes = max_pixels, max_part_bytes
 
     def read_av_data(self, data: Buffer | BinaryIO) -> AVDecoder:
-        """The decoder of a file with these bytes, or of the file."""
+        """The decoder of a file, or of its bytes."""
         file = io.BytesIO(data) if isinstance(data, bytes | memoryview) else data
         return self._decoder(file, max_pixels=self._max_pixels, max_part_bytes=self._max_part_bytes)
 
     def decode(self, data: Buffer | BinaryIO) -> Any:
-        """What `av_decode` makes of a file, given or by its bytes: an `AVDecoder`, `AVData`, or a PyAV container.
+        """Decode a file, or its bytes, as `av_decode` selects: an `AVDecoder`, `AVData`, or a PyAV container.
 
         Raises:
-            DecodingError: The file does not decode, where it is decoded at once.
+            DecodingError: The file cannot be decoded, if it is decoded at once.
             MissingPackageError: PyAV is not installed.
         """
         decoder = self.read_av_data(data)
@@ -372,7 +374,7 @@ class AVWebdatasetDecoder:
         return decoder.open() if self.av_decode == "pyav" else decoder.get_frames(self.video_decode_audio)
 
     def __call__(self, key: str, data: Buffer) -> Any:
-        """What `decode` gives, for a part of this name; None where it is neither video nor audio."""
+        """The result of `decode` for a part with this name; None if it is neither video nor audio."""
         return self.decode(data) if key.lower().rpartition(".")[2] in AV_EXTENSIONS else None
 
 
@@ -386,29 +388,29 @@ def get_clips_uniform(
     *,
     audio_sample_rate: int | None = None,
 ) -> AVData:
-    """Clips of equal length at equal distances, the first at the beginning, the last one at the end.
+    """Clips of equal length at equal distances, the first at the start, the last at the end.
 
     Args:
         av_decoder: The file.
-        clip_duration_seconds: Of each clip; 0: single frames, from the middle of the first one's time to that of the
-            last one's.
-        num_clips: How many.
-        request_video: Whether clips of the video are wanted.
-        request_audio: Whether clips of the audio are wanted; if both are, the shorter one says where the end is.
-        video_out_frame_size: Width and height to scale frames to; None: as they are.
-        audio_sample_rate: Samples a second to resample the audio to; None: as it is.
+        clip_duration_seconds: Length of each clip; 0: single frames, from the middle of the first frame's time to the
+            middle of the last one's.
+        num_clips: Number of clips.
+        request_video: Whether to return clips of the video.
+        request_audio: Whether to return clips of the audio; with both, the shorter one determines the end.
+        video_out_frame_size: Width and height to scale frames to; None: unchanged.
+        audio_sample_rate: Sample rate in Hz to resample the audio to; None: unchanged.
 
     Raises:
-        ConfigError: Neither video nor audio is wanted.
-        DecodingError: The file is damaged, or has not what is wanted.
+        ConfigError: Neither video nor audio is requested.
+        DecodingError: The file is damaged, or lacks a requested stream.
     """
     if not (request_video or request_audio):
-        raise ConfigError("get_clips_uniform: ask for request_video=True, for request_audio=True, or for both")
+        raise ConfigError("get_clips_uniform: pass request_video=True, request_audio=True, or both")
     metadata = av_decoder.get_metadata(request_video, get_video_frame_count=False, get_audio=request_audio)
-    durations = [_there(metadata.video_duration, "video")] if request_video else []
-    durations += [_there(metadata.audio_duration, "audio")] if request_audio else []
-    # A single frame is taken in the middle of its time.
-    edge = 0.5 / _there(metadata.video_fps, "video") if clip_duration_seconds == 0 and request_video else 0.0
+    durations = [_required(metadata.video_duration, "video")] if request_video else []
+    durations += [_required(metadata.audio_duration, "audio")] if request_audio else []
+    # A single frame is taken from the middle of its time.
+    edge = 0.5 / _required(metadata.video_fps, "video") if clip_duration_seconds == 0 and request_video else 0.0
     starts = np.linspace(edge, min(durations) - (clip_duration_seconds or edge), num_clips).tolist()
     clips = [(start, start + clip_duration_seconds) for start in starts]
     return av_decoder.get_clips(
@@ -430,12 +432,12 @@ def get_single_frames_uniform(
 
     Args:
         av_decoder: The file.
-        num_frames: How many.
-        video_out_frame_size: Width and height to scale frames to; None: as they are.
-        return_timestamps: Whether to give their times too.
+        num_frames: Number of frames.
+        video_out_frame_size: Width and height to scale frames to; None: unchanged.
+        return_timestamps: Whether to return their times, too.
 
     Returns:
-        uint8 (num_frames, 3, height, width); with `return_timestamps`, that and a list of when each begins, in seconds.
+        uint8 (num_frames, 3, height, width); with `return_timestamps`, that and a list of their start times in seconds.
 
     Raises:
         DecodingError: The file is damaged, or has no video.
@@ -449,10 +451,10 @@ def get_single_frames_uniform(
 
 def _checked(name: str, ranges: Ranges) -> Ranges:
     if any(np.shape(each) != (2,) for each in ranges):
-        raise ConfigError(f"{name}={ranges!r}: expected a list of (begin, end)")
+        raise ConfigError(f"{name}={ranges!r}: expected a list of (start, end)")
     for first, last in ranges:
         if not first <= last or first == math.inf:
-            raise ConfigError(f"{name}: ({first}, {last}) does not begin before it ends")
+            raise ConfigError(f"{name}: the range ({first}, {last}) must start before it ends")
     return ranges
 
 
@@ -461,14 +463,14 @@ def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"{option}={value!r} is not one of {', '.join(choices)}")
 
 
-def _there(value: Any, kind: str) -> Any:
+def _required(value: Any, kind: str) -> Any:
     if value is None:
-        raise DecodingError(f"the file has no {kind} stream, or says too little of it")
+        raise DecodingError(f"the file has no {kind} stream, or its header lacks the needed metadata of it")
     return value
 
 
 def _describe_video(metadata: AVMetadata, track: VideoTrack, *, counted: bool, timed: bool) -> None:
-    """Fill in length, number of frames and rate; what the header does not say is read if it is asked for."""
+    """Fill in duration, number of frames and rate; values missing in the header are read only if requested."""
     duration, end = track.stream.duration, None
     count = None if track.stated_times is None else len(track.stated_times)
     if counted and count is None:

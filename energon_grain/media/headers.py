@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of images, videos and sounds from the first bytes of their files, without decoding them.
+"""Metadata of images, video and audio from the first bytes of their files, without decoding.
 
-Pillow tells what an image is when it opens it, from its header: 17 µs for a JPEG of which the first 16 KiB are there.
-WebP, of which Pillow reads all, and WAV, in which libav looks for more than its header says, are read here; other
-videos and sounds by PyAV. What it takes from one file is bounded, whatever its header says.
+Pillow describes an image when it opens it, from its header: 17 µs for a JPEG whose first 16 KiB are available. This
+module itself parses WebP, which Pillow reads completely, and WAV, for which libav reads more than the header. PyAV
+reads other video and audio. The bytes read from one file are limited, whatever its header contains.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata
 from energon_grain.transforms.media_types import media_extension
 
 HEADER_BYTES = 16 << 10
-"""What `read_header` wants of the beginning of a file. With so much, most files need no second look."""
+"""Bytes from the start of a file that `read_header` needs. Most files need no second read."""
 MAX_HEADER_BYTES = 64 << 20
-"""Of a file, no more is read to find its header: the index of a very long video has some 10 MiB."""
+"""Maximum number of bytes read to find a header: the index of a very long video has about 10 MiB."""
 HEADER_FUNCTION, HEADER_VERSION = f"{__name__}:read_header", 1
-"""What fills the columns of media, and its version, which changes with what it finds."""
+"""The function that computes media columns, and its version, which changes with its results."""
 _WINDOW_BYTES = 64 << 10
 
 IMAGE_ENDINGS = frozenset("bmp gif ico j2k jp2 jpx jpeg jpg png tif tiff webp".split())  # noqa: SIM905
 AV_ENDINGS = frozenset("aac avi flac m4a m4v mkv mov mp3 mp4 ogg wav webm".split())  # noqa: SIM905
-"""Those of Energon: other files are media only where a pattern or their first bytes say so."""
+"""Energon's extensions: other files are media only if a pattern or their first bytes match."""
 _STILL_BRANDS = frozenset({b"avif", b"avis", b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"})
 _SOUNDS = (b"OggS", b"\xff\xf1", b"\xff\xf9")
 
 
 class MediaFilterStrategy(str, enum.Enum):  # noqa: UP042 (its `str()` is that of Energon's)
-    """How files are told to be media."""
+    """How media files are recognised."""
 
     EXTENSION = "EXTENSION"
-    """By the endings of their names."""
+    """By file extension."""
     HEADER = "HEADER"
-    """By what they begin with, else by the endings of their names."""
+    """By their first bytes, else by file extension."""
     GLOB = "GLOB"
-    """Files whose names fit a pattern; of these by what they begin with, else by their endings."""
+    """Files whose names match a pattern; among these by their first bytes, else by file extension."""
 
 
 @public
 class MediaFilterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which files are looked at for metadata of media.
+    """Selects the files whose media headers are read.
 
     Attributes:
-        strategy: How they are told.
-        patterns: Of `GLOB`: shell patterns, such as `*.jpg`, compared with whole names whatever their case. `*` goes
-            across folders.
+        strategy: How media files are recognised.
+        patterns: For `GLOB`: shell patterns, such as `*.jpg`, matched against whole names, ignoring case. `*` also
+            matches slashes.
     """
 
     strategy: MediaFilterStrategy
@@ -64,31 +64,31 @@ class MediaFilterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     @classmethod
     def parse(cls, glob: str | None, header: bool, extension: bool) -> MediaFilterConfig:
-        """The filter that options ask for.
+        """The filter for command-line options.
 
         Args:
-            glob: Patterns with commas between them.
-            header: Whether to go by first bytes.
-            extension: Whether to go by endings.
+            glob: Comma-separated patterns.
+            header: Whether to recognise files by their first bytes.
+            extension: Whether to recognise files by extension.
 
         Raises:
-            ConfigError: Not exactly one of them is given.
+            ConfigError: Not exactly one option is set.
         """
         if sum(map(bool, (glob, header, extension))) != 1:
             raise ConfigError(
-                "which files are media: give exactly one of extension, header and glob (commands: "
+                "media filter: set exactly one of extension, header and glob (commands: "
                 "--media-metadata-by-extension, --media-metadata-by-header, --media-metadata-by-glob '*.jpg,*.mp4')"
             )
         if glob:
             patterns = tuple(pattern.strip() for pattern in glob.split(",") if pattern.strip())
             if not patterns:
-                raise ConfigError(f"media by glob {glob!r}: holds no pattern, such as '*.jpg'.")
+                raise ConfigError(f"media by glob {glob!r}: expected patterns such as '*.jpg', got none")
             return cls(MediaFilterStrategy.GLOB, patterns)
         return cls(MediaFilterStrategy.HEADER if header else MediaFilterStrategy.EXTENSION)
 
     @classmethod
     def of(cls, value: Any) -> MediaFilterConfig:
-        """The same of an object that has these attributes, such as Energon's own. Raises ConfigError."""
+        """Convert an object with these attributes, such as Energon's own class. Raises ConfigError."""
         try:
             strategy = MediaFilterStrategy(getattr(value.strategy, "value", value.strategy))
             return value if isinstance(value, cls) else cls(strategy, tuple(value.patterns or ()))
@@ -96,13 +96,13 @@ class MediaFilterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             raise ConfigError(f"media_filter: expected a MediaFilterConfig, got {value!r}") from None
 
     def may_take(self, name: str) -> bool:
-        """Whether a file with this name is to be looked at: for `HEADER`, which goes by contents, every one."""
+        """Whether the header of a file with this name is read; with `HEADER`, that of every file."""
         if self.strategy is MediaFilterStrategy.GLOB:
             return _any_of(self.patterns)(name.lower()) is not None
         return self.strategy is MediaFilterStrategy.HEADER or _kind_by_name(name) is not None
 
     def expects(self, name: str) -> bool:
-        """Whether a file with this name is looked at and must turn out to be a medium, by its ending."""
+        """Whether the extension of a file that the filter selects promises a medium."""
         return _kind_by_name(name) is not None and self.may_take(name)
 
 
@@ -128,21 +128,21 @@ def _kind_by_content(head: bytes) -> str | None:
 def read_header(
     head: bytes, size_bytes: int, read_at: Callable[[int, int], bytes], name: str, by: MediaFilterConfig
 ) -> ImageMetadata | AVMetadata | None:
-    """Say what is known of a file, if it is a medium. Nothing is decoded.
+    """Read the metadata of a file, if it is a medium. Nothing is decoded.
 
-    Numbers of frames and samples that no header has are durations times rates, rounded: frames in mkv and webm, samples
-    of compressed sound.
+    Numbers of frames and samples that are not in a header are computed as duration times rate, rounded: frames in mkv
+    and webm, samples of compressed audio.
 
     Args:
-        head: Its first `HEADER_BYTES`, or all of it.
-        size_bytes: Of the file.
-        read_at: Gives bytes of it: how many from which offset, fewer only at its end.
-        name: Of the file, with its ending.
-        by: How media are told. It has taken the name.
+        head: Its first `HEADER_BYTES`, or the whole file.
+        size_bytes: Size of the file.
+        read_at: Reads bytes: (offset, count); returns fewer only at the end.
+        name: Name of the file, with its extension.
+        by: The filter, which has accepted the name.
 
     Raises:
-        DecodingError: It should be a medium, but its header is damaged, or of a kind that is not known.
-        MissingPackageError: It is a video or a sound, and PyAV is not installed.
+        DecodingError: The file should be a medium, but its header is damaged, or of an unknown kind.
+        MissingPackageError: It is video or audio, and PyAV is not installed.
     """
     kind = None if by.strategy is MediaFilterStrategy.EXTENSION else _kind_by_content(head)
     kind = kind or _kind_by_name(name)
@@ -163,11 +163,11 @@ def read_header(
 
 _HEADER_FIRST = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM")
 _DAMAGED = (ValueError, OSError, SyntaxError, struct.error, TypeError, LookupError, ArithmeticError, EOFError, Warning)
-"""What Pillow raises of headers that it does not expect, and warns of, where warnings are errors."""
+"""Exceptions that Pillow raises for unexpected headers, and its warnings, if warnings are errors."""
 
 
 class _NotReadError(ValueError):
-    """Bytes could not be read, for which the file is not to blame."""
+    """Bytes could not be read; not a fault of the file."""
 
     def __init__(self, why: Exception) -> None:
         super().__init__(str(why))
@@ -175,7 +175,7 @@ class _NotReadError(ValueError):
 
 
 class _File:
-    """A file to be read here and there: what libraries take for one."""
+    """A file-like object with limited random access, for libraries."""
 
     def __init__(self, head: bytes, size_bytes: int, read_at: Callable[[int, int], bytes]) -> None:
         self._window, self._window_at = head, 0
@@ -204,7 +204,7 @@ class _File:
             wanted = min(max(stop - self._at, _WINDOW_BYTES), self._size - self._at)
             self._left -= wanted
             if self._left < 0:
-                raise ValueError(f"it is not within {MAX_HEADER_BYTES >> 20} MiB")
+                raise ValueError(f"not found within {MAX_HEADER_BYTES >> 20} MiB")
             try:
                 self._window, self._window_at, begin = self._read_at(self._at, wanted), self._at, 0
             except OSError as error:
@@ -220,7 +220,7 @@ def _read_image(head: bytes, size_bytes: int, file: _File) -> ImageMetadata:
     if head[:4] == b"\0\0\1\0":
         return _read_icon(head, file)
     try:
-        # Of these the header comes first, and what is cut off is missed.
+        # In these formats the header comes first, and truncation is noticed.
         found = _ask_pillow(io.BytesIO(head) if head.startswith(_HEADER_FIRST) else file, head)
     except _DAMAGED:
         if len(head) >= size_bytes or not head.startswith(_HEADER_FIRST):
@@ -232,7 +232,7 @@ def _read_image(head: bytes, size_bytes: int, file: _File) -> ImageMetadata:
 
 
 def _ask_pillow(file: Any, head: bytes) -> ImageMetadata:
-    """What `Image.open` says, which also refuses what is large when it is decoded: that is no matter here."""
+    """Like `Image.open`, but without its limit on decoded size, which is irrelevant for metadata."""
     from PIL import Image
 
     Image.init()
@@ -250,11 +250,11 @@ def _ask_pillow(file: Any, head: bytes) -> ImageMetadata:
                     )
             except Image.DecompressionBombError as error:  # of a GIF's first frame
                 raise ValueError(str(error)) from error
-    raise ValueError("its first bytes are those of no image")
+    raise ValueError("its first bytes are not those of an image")
 
 
 def _read_icon(head: bytes, file: _File) -> ImageMetadata:
-    """Of its pictures Pillow takes the largest, with the most colours, and makes it RGBA unless it is PNG."""
+    """Pillow uses the largest picture with the most colours, and converts it to RGBA unless it is PNG."""
     entries = [struct.unpack_from("<BBBxHHII", head, 6 + 16 * n) for n in range(int.from_bytes(head[4:6], "little"))]
     width, height, _, _, _, size_bytes, at = max(
         entries, key=lambda entry: ((entry[0] or 256) * (entry[1] or 256), entry[4])
@@ -265,12 +265,12 @@ def _read_icon(head: bytes, file: _File) -> ImageMetadata:
         inside = _ask_pillow(io.BytesIO(picture), picture)
         return ImageMetadata(width=inside.width, height=inside.height, format="ICO", mode=inside.mode)
     if not picture:
-        raise ValueError("its pictures are not there")
+        raise ValueError("its pictures are missing")
     return ImageMetadata(width=width or 256, height=height or 256, format="ICO", mode="RGBA")
 
 
 def _read_webp(head: bytes) -> ImageMetadata:
-    """The container specification of WebP, RFC 9649."""
+    """Parses the WebP container specification, RFC 9649."""
     if head[12:16] == b"VP8X":
         width, height = (int.from_bytes(head[at : at + 3], "little") + 1 for at in (24, 27))
         has_alpha = bool(head[20] & 0x10)
@@ -281,9 +281,9 @@ def _read_webp(head: bytes) -> ImageMetadata:
         width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", head, 26))
         has_alpha = False
     else:
-        raise ValueError("no picture follows the header of WebP")
+        raise ValueError("no picture follows the WebP header")
     if len(head) < 30 or not width * height:
-        raise ValueError("the header of WebP is cut short")
+        raise ValueError("the WebP header is truncated")
     return ImageMetadata(width=width, height=height, format="WEBP", mode=("RGB", "RGBA")[has_alpha])
 
 
@@ -293,13 +293,13 @@ def _read_av(head: bytes, size_bytes: int, file: _File) -> AVMetadata:
 
 
 def _read_wav(head: bytes, size_bytes: int) -> AVMetadata | None:
-    """Of plain samples, as nearly all are; None of what is not that plain."""
+    """Parses plain PCM, the usual case; None for other formats."""
     at, rate, channels, frame_bytes = 12, 0, 0, 0
     while at + 8 <= len(head):
         name, length = head[at : at + 4], int.from_bytes(head[at + 4 : at + 8], "little")
         if name == b"fmt " and at + 24 <= len(head):
             form, channels, rate, _, frame_bytes, _ = struct.unpack_from("<HHIIHH", head, at + 8)
-            if form not in (1, 3, 0xFFFE):  # integers, floats, and either with more said
+            if form not in (1, 3, 0xFFFE):  # integers, floats, extensible
                 return None
         if name == b"data":
             if not (rate and channels and frame_bytes):
@@ -316,10 +316,10 @@ def _read_wav(head: bytes, size_bytes: int) -> AVMetadata | None:
 
 
 def _read_by_libav(file: _File) -> AVMetadata:
-    from energon_grain.media.container import Bounds, opened  # who looks at pictures needs none of it
+    from energon_grain.media.container import Limits, opened  # not needed for images
 
     try:
-        with opened(file, Bounds()) as container:  # type: ignore[arg-type]
+        with opened(file, Limits()) as container:  # type: ignore[arg-type]
             return _of_streams(container)
     except DecodingError as error:
         raise DecodingError(f"has no readable header of a medium: {error}") from error
@@ -327,7 +327,7 @@ def _read_by_libav(file: _File) -> AVMetadata:
 
 def _of_streams(container: Any) -> AVMetadata:
     found = AVMetadata()
-    # Of codecs that this libav has not, nothing more is known.
+    # For codecs that this libav lacks, nothing more is known.
     pictures = [each for each in container.streams.video if each.codec_context and not each.disposition & _COVER]
     sounds = [each for each in container.streams.audio if each.codec_context]
     if pictures:
@@ -335,7 +335,7 @@ def _of_streams(container: Any) -> AVMetadata:
     if sounds:
         _describe_audio(found, container, sounds[0])
     if not found.to_dict():
-        raise DecodingError("it holds neither video nor sound")
+        raise DecodingError("it holds neither video nor audio")
     return found
 
 
@@ -354,11 +354,11 @@ def _describe_audio(found: AVMetadata, container: Any, stream: Any) -> None:
 
 
 _COVER = 1024
-"""libav's AV_DISPOSITION_ATTACHED_PIC: the picture on a record's sleeve is no video."""
+"""libav's AV_DISPOSITION_ATTACHED_PIC: cover art is not video."""
 
 
 def _seconds(container: Any, stream: Any) -> float | None:
-    """How long a stream is: as it says itself, as Matroska's tag says, or as its container."""
+    """Duration of a stream: its own, from Matroska's tag, or of its container."""
     from energon_grain.media.container import tagged_end_s
 
     base = stream.time_base

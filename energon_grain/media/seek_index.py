@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index that a video lacks, in its container's own form.
+"""Seek indices for videos without one, in the container's own format.
 
-libav finds a time by what a container says: in an mp4 by its sample tables or, where it is in fragments, by `sidx` or
-`mfra`; in an mkv or webm by its Cues. Without, it walks through all fragments of an mp4 when it opens it, and reads an
-mkv from the beginning up to the time. Files without come from recorders and live streams, which cannot go back to write
+libav finds a time through the container: in an mp4 by its sample tables or, if fragmented, by `sidx` or
+`mfra`; in an mkv or webm by its Cues. Without these, it walks through all fragments of an mp4 when it opens it, and
+reads an mkv from the start to the time. Such files come from recorders and live streams, which cannot go back to write
 an index, or were cut off before they did.
 
-What is made here is shown as a part of the file (`ByteStream`): `mfra` behind its end, or Cues in front of the first
-cluster. libav reads that as it reads any other, and no decoder needs to know. Nothing else moves: an mp4 counts offsets
-from the beginning of the file, and an mkv has none but in Cues, and in a SeekHead, which libav does not insist on.
+The new index appears as part of the file (`ByteStream`): `mfra` after its end, or Cues before the first
+cluster. libav reads it like any other, without changes to decoders. Nothing else moves: an mp4 counts offsets
+from the beginning of the file, and an mkv has offsets only in Cues, and in a SeekHead, which libav does not require.
 
 Sources: ISO/IEC 14496-12 (8.8, movie fragments; 8.8.10, mfra); RFC 9559 (Matroska) and RFC 8794 (EBML).
 """
@@ -22,23 +22,23 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from energon_grain.errors import DecodingError
-from energon_grain.media.container import Bounds, opened
+from energon_grain.media.container import Limits, opened
 
 _MOST_HEADER_BYTES = 64 << 20
 _MOST_ENTRIES = 1 << 20
 _MKV_HEAD_BYTES = 1 << 20
-"""Recorders write a few hundred bytes in front of the first cluster."""
+"""Recorders write a few hundred bytes before the first cluster."""
 _EBML, _SEGMENT, _CLUSTER, _CUES = (bytes.fromhex(name) for name in ("1A45DFA3", "18538067", "1F43B675", "1C53BB6B"))
 
 
 def missing_index(file: BinaryIO) -> tuple[int, bytes] | None:
-    """The index that a file lacks.
+    """Build the index that a file lacks.
 
-    Reads the beginning of a file, then the headers of all fragments of an mp4 that has some, or all of an mkv without
-    Cues, up to where they make no sense any more. Of a damaged file it gives what it finds, or None.
+    Reads the beginning of a file, then the headers of all fragments of a fragmented mp4, or a whole mkv without
+    Cues, up to the first invalid data. For a damaged file, it returns an index of the valid part, or None.
 
     Returns:
-        In front of which byte it belongs, and the index; None: the file has one, or nothing to be indexed.
+        The position at which to insert the index, and the index; None if the file has one, or nothing to index.
 
     Raises:
         MissingPackageError: It is an mkv, and PyAV is not installed.
@@ -56,7 +56,7 @@ _Box = tuple[bytes, int, int]  # kind, first byte of the content, one past its l
 
 
 def _boxes(file: BinaryIO, start: int, stop: int) -> Iterator[_Box]:
-    """The boxes of an mp4 between two places, as far as they make sense."""
+    """The boxes of an mp4 between two positions, up to the first invalid one."""
     while start + 8 <= stop:
         file.seek(start)
         head = file.read(16)
@@ -73,20 +73,20 @@ def _boxes(file: BinaryIO, start: int, stop: int) -> Iterator[_Box]:
 
 
 def _content(file: BinaryIO, box: _Box) -> bytes:
-    """What is in a box; nothing of one that is too large."""
+    """The content of a box; empty if it is too large."""
     _, begin, end = box
     file.seek(begin)
     return file.read(end - begin) if end - begin <= _MOST_HEADER_BYTES else b""
 
 
 def _within(data: bytes, kind: bytes) -> Iterator[bytes]:
-    """The contents of all boxes of a kind in the content of a box."""
+    """The contents of all boxes of a kind inside a box."""
     file = io.BytesIO(data)
     return (data[begin:end] for found, begin, end in _boxes(file, 0, len(data)) if found == kind)
 
 
 def _fragments_index(file: BinaryIO) -> tuple[int, bytes] | None:
-    """`mfra` of an mp4 in fragments: for each track the time and the place of every fragment that has it."""
+    """`mfra` of a fragmented mp4: for each track, the time and position of every fragment with it."""
     size = file.seek(0, io.SEEK_END)
     entries = _fragments(file, size)
     if not entries:
@@ -95,12 +95,12 @@ def _fragments_index(file: BinaryIO) -> tuple[int, bytes] | None:
     for track, found in entries.items():
         rows = b"".join(struct.pack(">QQBBB", time, place, 1, 1, 1) for time, place in found)
         tables += _box(b"tfra", struct.pack(">IIII", 1 << 24, track, 0, len(found)) + rows)
-    # `mfro`, the last box in it, says how long all of it is: so it is found from the end of the file.
+    # `mfro`, the last box in it, holds its total length: readers find it from the end of the file.
     return size, _box(b"mfra", tables + _box(b"mfro", struct.pack(">II", 0, len(tables) + 24)))
 
 
 def _fragments(file: BinaryIO, size: int) -> dict[int, list[tuple[int, int]]] | None:
-    """The (time, place) of each fragment, by track; None: there are none, too many, or the file has an index."""
+    """The (time, position) of each fragment, by track; None if there are none or too many, or the file has an index."""
     entries: dict[int, list[tuple[int, int]]] = {}
     fragmented = False
     last = covered = 0
@@ -123,7 +123,7 @@ def _fragments(file: BinaryIO, size: int) -> dict[int, list[tuple[int, int]]] | 
 
 
 def _sidx_bytes(content: bytes) -> int:
-    """How many bytes behind a `sidx` it describes."""
+    """Number of bytes after a `sidx` that it describes."""
     begin, stop = (16, 20) if content[:1] == b"\0" else (20, 28)
     count = int.from_bytes(content[stop + 2 : stop + 4], "big")
     rows = range(stop + 4, stop + 4 + 12 * count, 12)
@@ -132,7 +132,7 @@ def _sidx_bytes(content: bytes) -> int:
 
 
 def _times(moof: bytes) -> Iterator[tuple[int, int]]:
-    """Each track in a fragment, and the time at which it begins there."""
+    """Each track in a fragment, and its start time there."""
     for traf in _within(moof, b"traf"):
         header, time = next(_within(traf, b"tfhd"), b""), next(_within(traf, b"tfdt"), b"")
         if len(header) >= 8 and len(time) >= 8:
@@ -144,38 +144,38 @@ def _box(kind: bytes, content: bytes) -> bytes:
 
 
 def _clusters_index(file: BinaryIO) -> tuple[int, bytes] | None:
-    """Cues of an mkv: time and cluster of every keyframe of its first video track, else of every block of sound.
+    """Cues of an mkv: time and cluster of every keyframe of its first video track, else of every audio block.
 
-    libav notes these, for its own seeking, when it reads the file.
+    libav records these for its own seeking when it reads the file.
     """
     file.seek(0)
     head = file.read(_MKV_HEAD_BYTES)
     content, first = head.find(_SEGMENT) + 4, head.find(_CLUSTER)
-    if first < content or _CUES in head[:first]:  # they are there, or `SeekHead` says where
+    if first < content or _CUES in head[:first]:  # Cues are here, or `SeekHead` refers to them
         return None
     base = content + _width(head[content])
     block, found = 0, list[tuple[int, int]]()
-    with contextlib.suppress(DecodingError), opened(file, Bounds()) as container:
+    with contextlib.suppress(DecodingError), opened(file, Limits()) as container:
         for stream in (*container.streams.video, *container.streams.audio)[:1]:
             try:
                 for packet in container.demux(stream):
                     block = packet.pos or block
-            finally:  # of a damaged file what lies in front of the damage
+            finally:  # for a damaged file, the part before the damage
                 found = [(max(0, entry.timestamp), entry.pos - base) for entry in stream.index_entries]
     cues = [(time, place) for time, place in found if place >= first - base]
     if len(cues) < 2:
         return None
     file.seek(block)
-    number = file.read(8)  # a block begins with that of its track
+    number = file.read(8)  # a block begins with the number of its track
     width = _width(number[0])
     track = int.from_bytes(number[:width], "big") & ((1 << 7 * width) - 1)
-    # Places are written in eight bytes, so that the length of what stands in front of clusters is known beforehand.
+    # Positions take eight bytes, so that the length of the data before the clusters is known in advance.
     shift = len(_written(track, cues, 0))
     return first, _written(track, cues, shift)
 
 
 def _width(first: int) -> int:
-    """How many bytes a number of EBML has, by its first one."""
+    """Number of bytes of an EBML number, from its first byte."""
     return 9 - first.bit_length()
 
 

@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clips of a video: which frames they have, and how those are found without decoding all of it.
+"""Clips of a video: which frames they contain, and how to find these without decoding the whole file.
 
 **Which frame is shown when.** A frame is shown from its own time until the next frame begins, the last one for its
-duration. A clip from `a` to `b` is the frame that is shown at `a`, that at `b`, and all between: both ends belong to
-it, so a clip of no length is one frame. Before the first frame, the first one counts; after the end there is none.
+duration. A clip from `a` to `b` is the frame shown at `a`, the frame shown at `b`, and all between. Both ends are
+included, so a clip of zero length is one frame. Before the first frame, the first one counts; after the end there is
+none.
 
-Containers round times to their ticks, Matroska to milliseconds: at 24 frames a second, frames 0, 1, 2 begin at 0, 42
-and 83 ms, where 1/24 s = 41.67 ms is meant. So where a frame lasts for several ticks, a time that is less than half a
-tick before a frame means that frame: `k / fps` is always frame k.
+Containers round times to their ticks, Matroska to milliseconds: at 24 frames per second, frames 0, 1, 2 begin at 0, 42
+and 83 ms, although 1/24 s = 41.67 ms. So if a frame lasts several ticks, a time that is less than half a tick before a
+frame selects that frame: `k / fps` is always frame k.
 
-**How frames are found.** Clips are taken in the order of their beginnings and read in one go, however many there are
-and however they overlap: each frame is decoded once. Where the next clip begins behind another keyframe, the file is
-read on from there. Keyframes are those that libav knows from the header (mp4, avi) or from the index that it reads at
-the first seek (Matroska). Where the first frame that comes out lies behind the one that is wanted, as after a
-keyframe whose leading frames need the pictures before it, reading begins one keyframe earlier.
+**How frames are found.** Clips are sorted by start and read in one pass, however many there are and however they
+overlap: each frame is decoded once. If a keyframe is between the current position and the next clip, reading continues
+there. Keyframes are those that libav knows from the header (mp4, avi) or from the index that it reads at the first seek
+(Matroska). If the first decoded frame is after the requested one, as after a keyframe whose leading frames need earlier
+pictures, reading begins one keyframe earlier.
 
-**Frames by number** are counted in the order of display. With an index of all frames, the number of the first frame
-after a keyframe is known, and that of the others is how many packets have an earlier time. Without one (Matroska, WebM,
-transport streams, fragmented mp4), the packets of the whole file are read once, without decoding, to tell the time of
+**Frames by number** are counted in display order. With an index of all frames, the number of the first frame after a
+keyframe is known; the number of another frame is the number of packets with an earlier time. Without one (Matroska,
+WebM, transport streams, fragmented mp4), the packets of the whole file are read once, without decoding, for the time of
 each frame.
 
-**What need not be decoded.** Between the keyframe and the clip, frames of H.264 that no other one refers to are left
-out: with B-frames these are half of all, and more. Which frame is shown at the beginning of the clip is not known
-before the next one comes; but a frame that lies before another one which is not behind the beginning is not it.
+**Skipped frames.** Between the keyframe and the clip, H.264 frames that no other frame refers to are skipped: with
+B-frames these are half of all, or more. The frame shown at the start of the clip is known only when the next one
+arrives; but a frame before another one that begins no later than the clip is not it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import DecodingError
-from energon_grain.media.container import Bounds, Track
+from energon_grain.media.container import Limits, Track
 from energon_grain.transforms.image import PASSES, check_size
 
 Frames = npt.NDArray[np.uint8]
@@ -48,41 +49,41 @@ Clip = tuple[Frames, tuple[float, float]]
 VideoUnit = Literal["frames", "seconds"]
 
 _FAR_S, _NEAR_S = 10.0, 1.0
-"""Where keyframes are not known, less than this is decoded rather than skipped; before the first seek, from which they
-may be known, less than that."""
+"""Shorter distances are decoded rather than skipped if keyframes are unknown; the second value applies before the first
+seek, which may make them known."""
 _COARSE_TICKS = 4
 _LEAST_TICKS, _MOST_TICKS = -(1 << 62), 1 << 62
 
 
 @dataclass(slots=True)
 class _Shown:
-    """A frame in the order of display."""
+    """A frame in display order."""
 
     picture: Any
     number: int
     start: int
     end: int
-    """When its duration is over, in ticks."""
+    """End of its duration, in ticks."""
     until: int
-    """When the next frame begins."""
+    """Start of the next frame."""
 
 
 class VideoTrack(Track):
     """The video of a container, read forward."""
 
-    def __init__(self, container: Any, stream: Any, bounds: Bounds) -> None:
+    def __init__(self, container: Any, stream: Any, limits: Limits) -> None:
         super().__init__(container, stream)
         rate = stream.average_rate
         self._interval = max(1, round(1 / (rate * self.tick))) if rate else 1
-        """Ticks between frames, on average."""
+        """Average ticks between frames."""
         self._slack = 0.51 if self._interval >= _COARSE_TICKS else 1e-3
-        # Nothing refers to such a picture of H.264. Of HEVC, pictures of other layers may; of others it is not said.
+        # No H.264 picture refers to such a picture. In HEVC, pictures of other layers may; other codecs do not say.
         self._skips = self.codec.name == "h264" and not self.by_order
         self._wanted = -math.inf
-        """Nothing that is over by then is asked for, in ticks."""
+        """Frames that end before this time, in ticks, are not needed."""
         self._lowest: int = min([self.first, *(entry.timestamp for entry in self.index[:1])])
         self._reformatter = importlib.import_module("av.video.reformatter").VideoReformatter()
-        self._bounds = bounds
+        self._limits = limits
         self._pixels = 0
         self._frames: Iterator[_Shown] = self._shown(0)
         self._now: _Shown | None = None
@@ -95,17 +96,17 @@ class VideoTrack(Track):
         size: tuple[int, int] | None,
         times: Sequence[int | None] = (None,),
     ) -> list[Clip | None]:
-        """The clip of each range; None where it begins after the end of the video.
+        """The clip of each range; None if it begins after the end of the video.
 
         Args:
-            ranges: First and last moment of each, or first and last frame, both included.
-            unit: What `ranges` are in.
-            size: Width and height of the frames; None: as they are.
-            times: When each frame begins, in ticks, as `scan` gives it: for frames of a track that is not `numbered`.
-                If there are some without a time, they are counted from the beginning.
+            ranges: First and last time of each, or first and last frame, both included.
+            unit: Unit of `ranges`.
+            size: Width and height of the frames; None: unchanged.
+            times: Start time of each frame, in ticks, from `scan`: for frame numbers in a track without an index.
+                If some have no time, frames are counted from the beginning.
         """
-        if self._bounds.max_pixels is not None:
-            check_size(self.codec.width, self.codec.height, self._bounds.max_pixels)
+        if self._limits.max_pixels is not None:
+            check_size(self.codec.width, self.codec.height, self._limits.max_pixels)
         if unit == "seconds":
             return self._gather([(first / self.tick, last / self.tick) for first, last in ranges], False, size)
         known = [time for time in times if time is not None]
@@ -127,16 +128,16 @@ class VideoTrack(Track):
             if shown is None:
                 break
             self._now = shown
-            over = shown.number + 1 if by_number else shown.until
-            clips.begin(shown, over)
+            ends_at = shown.number + 1 if by_number else shown.until
+            clips.begin(shown, ends_at)
             if clips.running:
                 pixels = self._rgb(shown.picture, size)
-                size = size or (pixels.shape[1], pixels.shape[0])  # should later frames have another one
-                clips.add(pixels, shown, over)
+                size = size or (pixels.shape[1], pixels.shape[0])  # later frames may have another size
+                clips.add(pixels, shown, ends_at)
         return clips.made(self.tick)
 
     def _announce(self, ranges: Sequence[tuple[float, float]], by_number: bool) -> None:
-        """Say which ranges will be read, where the index knows their times."""
+        """Announce the ranges to read, if the index has their times."""
         if not (order := self.stated_times):
             return
         if by_number:
@@ -145,7 +146,7 @@ class VideoTrack(Track):
         self.announce(list(ranges))
 
     def _find(self, place: float, last: float, by_number: bool) -> _Shown | None:
-        """The frame at a time or of a number, behind where the track stands; None where there is none."""
+        """The frame at a time or number after the current position; None if there is none."""
         slack = 0.0 if by_number else self._slack
         self._wanted = -math.inf if by_number else place
         if (seek := self._keyframe_before(place, by_number)) is not None:
@@ -156,7 +157,7 @@ class VideoTrack(Track):
         return None
 
     def _keyframe_before(self, place: float, by_number: bool) -> tuple[int, bool] | None:
-        """Where to seek to for a frame, and whether that is exactly a keyframe; None where reading on is better."""
+        """Seek target for a frame, and whether it is exactly a keyframe; None if reading on is better."""
         order = self.stated_times
         if by_number and not order:
             return None
@@ -170,20 +171,20 @@ class VideoTrack(Track):
 
     @property
     def _far_ticks(self) -> float:
-        """Less than this is decoded rather than skipped."""
+        """Shorter distances are decoded rather than skipped."""
         return (_FAR_S if self._sought or not len(self.index) else _NEAR_S) / self.tick
 
     def _index_reaches(self, time: int) -> bool:
-        """Of some containers, the index has the keyframes that were met, and no others; of an mp4, the fragments."""
+        """Some containers only index keyframes that were read; an mp4, the fragments."""
         return bool(len(self.index)) and self.index[-1].timestamp >= time
 
     def _seek(self, target: tuple[int, bool], place: float, last: float, by_number: bool) -> None:
-        """Let the next frame be one that is shown at a place or before, and decodes."""
+        """Seek so that the next frame is shown at `place` or before, and can be decoded."""
         self._sought = True
         (time, exact), step = target, 1
         while True:
             self.jump(time, backward=not exact)
-            if self.stated_times is None:  # of a container that says only now what lies there
+            if self.stated_times is None:  # the index is known only after the seek
                 self.announce([(time, last)])
             self._frames = self._shown(None)
             first = next(self._frames, None)
@@ -197,17 +198,17 @@ class VideoTrack(Track):
             exact, step = False, 2 * step
 
     def _shown(self, base: int | None) -> Iterator[_Shown]:
-        """The frames from where the container stands; `base` is the number of the first, None: the index says."""
-        held: _Shown | None = None  # until it is known when the next one begins
+        """The frames from the current position on; `base` is the number of the first; None: from the index."""
+        held: _Shown | None = None  # until the start of the next one is known
         for found in self._decoded(base):
             if held is not None:
-                yield _lasting(held, found if isinstance(found, int) else found.start)
+                yield _with_end(held, found if isinstance(found, int) else found.start)
             held = None if isinstance(found, int) else found
         if held is not None:
             yield held
 
     def _decoded(self, base: int | None) -> Iterator[_Shown | int]:
-        """As `_shown`, each with its own duration; before some, the time when they begin, as soon as it is known."""
+        """As `_shown`, each with its own duration; some preceded by their start time as soon as it is known."""
         peeks = self._peeks
         times: list[int] = []
         last: _Shown | None = None
@@ -229,8 +230,8 @@ class VideoTrack(Track):
 
     @property
     def _peeks(self) -> bool:
-        """Where every packet is a frame of its own, the next one need not be decoded to know when it begins."""
-        return bool(self.codec.codec.intra_only) and not self.by_order and self._bounds.threads == 1
+        """Whether the start of the next frame is known without decoding: every packet is an independent frame."""
+        return bool(self.codec.codec.intra_only) and not self.by_order and self._limits.threads == 1
 
     def _number_at(self, packet: Any) -> int:
         return 0 if packet.dts is None else bisect_left(self.stated_times or (), packet.dts)
@@ -243,13 +244,13 @@ class VideoTrack(Track):
         return _Shown(picture, base + (bisect_left(times, start) if ranked else count), start, end, end)
 
     def _skip_before_wanted(self, time: int | None, times: Sequence[int]) -> None:
-        """Let the decoder leave out a frame that others do not need, before the one that is wanted."""
+        """Let the decoder skip unreferenced frames before the requested one."""
         earlier = bisect_right(times, self._wanted)
-        over = earlier > 0 and time is not None and time < times[earlier - 1]
-        self.codec.skip_frame = "NONREF" if over else "DEFAULT"
+        ends_at = earlier > 0 and time is not None and time < times[earlier - 1]
+        self.codec.skip_frame = "NONREF" if ends_at else "DEFAULT"
 
     def _start_of(self, picture: Any, last: _Shown | None, by_order: int | None) -> int:
-        """When a picture begins, which is after the last one: by its place in the order, its own time, or the last."""
+        """Start of a picture, after the last one: from its position in the order, its own time, or the last one."""
         start = by_order
         if start is None and picture.pts is not None:
             start = picture.pts - self.late
@@ -262,13 +263,13 @@ class VideoTrack(Track):
     def _rgb(self, picture: Any, size: tuple[int, int] | None) -> Frames:
         """The frame as (H, W, 3)."""
         width, height = size or (picture.width, picture.height)
-        if self._bounds.max_pixels is not None:
-            check_size(picture.width, picture.height, self._bounds.max_pixels)
+        if self._limits.max_pixels is not None:
+            check_size(picture.width, picture.height, self._limits.max_pixels)
             self._pixels += width * height
-            if self._pixels > PASSES * self._bounds.max_pixels:
+            if self._pixels > PASSES * self._limits.max_pixels:
                 raise DecodingError(
-                    f"the frames have more than {PASSES} times max_pixels={self._bounds.max_pixels} together; take "
-                    f"shorter clips or smaller frames, or raise the bound"
+                    f"the frames have more than {PASSES} times max_pixels={self._limits.max_pixels} in total; take "
+                    f"shorter clips or smaller frames, or raise the limit"
                 )
         rgb = self._reformatter.reformat(picture, width, height, "rgb24", interpolation="BILINEAR", threads=1)
         return rgb.to_ndarray()
@@ -278,8 +279,8 @@ class _Clips:
     """The clips of several ranges, filled by frames in ascending order.
 
     Attributes:
-        waiting: Numbers of clips that have not begun, the first one to begin last.
-        running: Those that take the frame that is shown.
+        waiting: Indices of clips that have not started, the first one to start last.
+        running: Indices of clips that include the current frame.
     """
 
     def __init__(self, ranges: Sequence[tuple[float, float]], slack: float) -> None:
@@ -289,30 +290,30 @@ class _Clips:
         self.waiting = sorted(range(len(ranges)), key=lambda clip: ranges[clip][0], reverse=True)
         self.running: list[int] = []
 
-    def begin(self, shown: _Shown, over: float) -> None:
-        """Let clips run that begin before a frame is over."""
-        while self.waiting and over > self._ranges[self.waiting[-1]][0] + self._slack:
+    def begin(self, shown: _Shown, ends_at: float) -> None:
+        """Start clips that begin before a frame ends."""
+        while self.waiting and ends_at > self._ranges[self.waiting[-1]][0] + self._slack:
             clip = self.waiting.pop()
             self.running.append(clip)
             self._times[clip] = shown.start, shown.end
 
-    def add(self, pixels: Frames, shown: _Shown, over: float) -> None:
-        """Give a frame to the running clips, and end those that it ends."""
+    def add(self, pixels: Frames, shown: _Shown, ends_at: float) -> None:
+        """Add a frame to the running clips, and end those that end with it."""
         for clip in self.running:
             self._frames[clip].append(pixels)
             self._times[clip] = self._times[clip][0], shown.end
-        self.running = [clip for clip in self.running if over <= self._ranges[clip][1] + self._slack]
+        self.running = [clip for clip in self.running if ends_at <= self._ranges[clip][1] + self._slack]
 
     def made(self, tick: Fraction) -> list[Clip | None]:
-        """Frames (n, 3, H, W) and times in seconds; None for a range that no frame is in."""
+        """Frames (n, 3, H, W) and times in seconds; None for a range without frames."""
         return [
             (np.stack(clip).transpose(0, 3, 1, 2), (float(start * tick), float(end * tick))) if clip else None
             for clip, (start, end) in zip(self._frames, self._times, strict=True)
         ]
 
 
-def _lasting(shown: _Shown, following: int) -> _Shown:
-    """A frame before one that begins then: what its duration says counts, but for rounding, as long as that is true."""
+def _with_end(shown: _Shown, following: int) -> _Shown:
+    """Set the end of a frame, given the start of the next one; its own duration counts if it agrees within a tick."""
     if abs(shown.end - following) > 1:
         shown.end = following
     shown.until = following
@@ -320,7 +321,7 @@ def _lasting(shown: _Shown, following: int) -> _Shown:
 
 
 def _nth(times: Sequence[int], number: float) -> float:
-    """When a frame begins, by its number."""
+    """Start time of a frame, given its number."""
     return float(times[max(int(number), 0)]) if number < len(times) else math.inf
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole documents: `MetadatasetV2`, the older `Metadataset`, and `DatasetLoader` for a dataset by itself."""
+"""Whole documents: `MetadatasetV2`, the older `Metadataset`, and `DatasetLoader` for a single dataset."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ OF_LEAVES = (
 
 @public
 class DatasetLoaderInterface(ABC):
-    """Something that says which node to load for a split part.
+    """Returns the node to load for a split part.
 
-    Programs that were written for Energon may call its methods: `get_datasets`, `traverse`, `prepare` and
-    `post_initialize`. `get_train_dataset` takes it as it is.
+    Programs written for Energon may call its methods `get_datasets`, `traverse`, `prepare` and `post_initialize`.
+    `get_train_dataset` accepts it directly.
     """
 
     __slots__ = ()
@@ -77,11 +77,11 @@ class DatasetLoaderInterface(ABC):
     @property
     @abstractmethod
     def file(self) -> str | None:
-        """The file that paths are relative to, and that errors name; None: paths are relative to the working folder."""
+        """File for relative paths and for messages; None: paths are relative to the working directory."""
 
     @abstractmethod
     def node(self, split_part: str) -> Node | Mapping[str, Any]:
-        """The node of a split; of a class of the program's maybe a mapping, as a file has it. Raises ConfigError."""
+        """Return the node of a split; custom classes may return a mapping, as in a file. Raises ConfigError."""
 
     def get_datasets(
         self,
@@ -95,25 +95,26 @@ class DatasetLoaderInterface(ABC):
         where: str | None = None,
         **options: Any,
     ) -> LoadedDatasets:
-        """The leaves of a split as datasets that can be run, each with its weight or its repetitions.
+        """Return the leaves of a split as runnable datasets, each with its weight or its repetitions.
 
-        They are what a task encoder's `build_train_datasets` and `build_val_datasets` get; nothing is batched.
+        These are the `datasets` of a task encoder's `build_train_datasets` and `build_val_datasets`; nothing is
+        batched.
 
         Args:
             training: Whether samples are shuffled.
             split_part: The split, and the part of datasets that name none.
-            worker_config: Of the datasets.
+            worker_config: Configuration of the datasets.
             subflavors: Tags that override all others.
-            shuffle_over_epochs_multiplier: Combined with those of all levels.
-            subset: A range by percentages, taken of every leaf; by numbers too for a dataset by itself.
-            where: A condition on columns that samples of every leaf must meet.
-            **options: `decoder` (default: `SampleDecoder()`) or a whole `task_encoder`, with cookers; further arguments
-                of `get_train_dataset` about leaves: `max_samples_per_sequence`, `shuffle_buffer_size`,
+            shuffle_over_epochs_multiplier: Combined with the multipliers of all levels.
+            subset: A range in percent for every leaf; for a single dataset also in numbers.
+            where: A condition on columns for the samples of every leaf.
+            **options: `decoder` (default: `SampleDecoder()`) or a whole `task_encoder` with cookers; arguments of
+                `get_train_dataset` for leaves: `max_samples_per_sequence`, `shuffle_buffer_size`,
                 `parallel_shard_iters`, `part_filter`, `sample_type`, `dataset_config`, `split_config`, `split_ratio`,
                 `trusted_modules`.
 
         Raises:
-            ConfigError: A document or an argument is not valid.
+            ConfigError: A document or an argument is invalid.
             DatasetNotFoundError: A file or a dataset is missing.
         """
         task_encoder = options.pop("task_encoder", None)
@@ -144,18 +145,18 @@ class DatasetLoaderInterface(ABC):
         )
 
     def traverse(self, mds_path: None = None, *, split_part: str) -> list[TraversedDatasetReference]:
-        """The datasets that a split comes to; see `traverse_metadataset`."""
+        """Return the datasets of a split; see `traverse_metadataset`."""
         del mds_path
         return traverse_metadataset(self, split_part=split_part)
 
     def prepare(self, split_part: str | None = None) -> Sequence[EPath]:
-        """Write the indices of all joins, of all splits, as `prepare_metadataset` does, and say where they lie."""
+        """Write the indexes of all joins of all splits, like `prepare_metadataset`, and return their paths."""
         del split_part
         joins = () if self.file is None else prepare_metadataset(self.file).joins
         return [EPath(join.folder / index_file_name(join.name)) for join in joins]
 
     def post_initialize(self, mds_path: None = None) -> None:
-        """Accepted for compatibility: what the document refers to is read when it is used."""
+        """Accepted for compatibility: referenced files are read on use."""
         del mds_path
 
 
@@ -172,13 +173,13 @@ class _Splits(DatasetLoaderInterface):
         place = self._place.at("splits")
         splits = as_mapping(self.splits, place, "a mapping of split names to datasets")
         if not splits:
-            raise wrong(place, "there is no split")
+            raise wrong(place, "the mapping of splits is empty: add a split, such as `train`")
         read = {name: self._read(split, place.at(name)) for name, split in splits.items()}
         object.__setattr__(self, "splits", read)
 
     @abstractmethod
     def _read(self, value: Any, place: Place) -> Node:
-        """Read the node of a split; one that was read already passes unchanged."""
+        """Parse the node of a split; a parsed node is returned unchanged."""
 
     @property
     def _place(self) -> Place:
@@ -186,11 +187,11 @@ class _Splits(DatasetLoaderInterface):
 
     @property
     def file(self) -> str | None:
-        """As in the interface."""
+        """See the interface."""
         return None if self.path is None else os.fspath(self.path)
 
     def node(self, split_part: str) -> Node:
-        """As in the interface."""
+        """See the interface."""
         if split_part in self.splits:
             return self.splits[split_part]
         advice = did_you_mean(split_part, self.splits) or f"; it has {', '.join(map(repr, self.splits))}"
@@ -216,13 +217,13 @@ class Metadataset(_Splits):
 
 
 def _read_older(value: Any, place: Place) -> Node:
-    """A split of the older form, `datasets:`, in the newer one. Places are those of the file."""
+    """Convert a split of the older form, `datasets:`, to the newer one. Places are those of the file."""
     split = as_mapping(value, place, "a mapping with datasets")
     for key in split:
         if key != "datasets":
             raise unknown(place, key, ("datasets",))
     if "datasets" not in split:
-        raise wrong(place, "the key `datasets` is missing. The datasets, each with a `weight`")
+        raise wrong(place, "the key `datasets` is missing: write a list of datasets, each with a `weight`")
     datasets, at = split["datasets"], place.at("datasets")
     if not isinstance(datasets, list | tuple) or not datasets:
         raise wrong(at, expected("a list of at least one dataset", datasets))
@@ -233,7 +234,7 @@ def _read_older(value: Any, place: Place) -> Node:
 def _read_older_child(value: Any, place: Place) -> Child:
     written = OLDER.read(value, place)
     if written.weight == 0:
-        raise wrong(written.at.at("weight"), "weight 0: it must be above 0; leave the dataset out instead")
+        raise wrong(written.at.at("weight"), "weight 0: it must be above 0; to exclude the dataset, remove it")
     named = {key: getattr(written, key) for key in (*OLDER.keys, "place") if key != "weight"}
     return Child(DatasetReference(**named), None if written.weight is msgspec.UNSET else written.weight)
 
@@ -241,7 +242,7 @@ def _read_older_child(value: Any, place: Place) -> Child:
 @public
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetLoader(DatasetLoaderInterface):
-    """A prepared dataset by itself."""
+    """A single prepared dataset."""
 
     path: str
     split_part: str | None = None
@@ -258,28 +259,28 @@ class DatasetLoader(DatasetLoaderInterface):
 
     @property
     def file(self) -> str | None:
-        """As in the interface: paths are relative to the working folder."""
+        """See the interface: paths are relative to the working directory."""
         return None
 
     def node(self, split_part: str) -> Node:
-        """As in the interface; every split part is taken to exist."""
+        """See the interface; every split part is assumed to exist."""
         names = ("path", "split_part", "subflavors", "shuffle_over_epochs_multiplier", "dataset_config", "split_config")
-        said = {name: getattr(self, name) for name in names}
-        return read_node(said, self.place or Place(str(self.path)))
+        fields = {name: getattr(self, name) for name in names}
+        return read_node(fields, self.place or Place(str(self.path)))
 
 
 DOCUMENT_FORMS: dict[str, type[MetadatasetV2 | Metadataset]] = {
     "MetadatasetV2": MetadatasetV2,
     "Metadataset": Metadataset,
 }
-"""The classes that a file can name. Without one, it is of the older form."""
+"""The classes that a file can name. A file without a class has the older form."""
 EXTENSION = "x-"
-"""Keys at the top of a document that begin so are passed over: a place for anchors."""
-_SPLITS_DOC = "What to load, by split."
+"""Prefix of top-level keys that are ignored, for anchors."""
+_SPLITS_DOC = "The datasets to load, by split."
 
 
 def read_document(path: str | os.PathLike[str]) -> MetadatasetV2 | Metadataset:
-    """Read a metadataset file. Files that it refers to are not opened.
+    """Read a metadataset file, without opening the files that it refers to.
 
     Raises ConfigError, DatasetNotFoundError and ReadError.
     """
@@ -291,14 +292,14 @@ def read_document(path: str | os.PathLike[str]) -> MetadatasetV2 | Metadataset:
     except ReadError:
         raise
     except OSError as error:
-        raise ConfigError(f"{file}: a metadataset is a file that can be read: {error.strerror}") from error
+        raise ConfigError(f"{file}: the metadataset cannot be read: {error.strerror}") from error
     return parse_document(parse_yaml(data, where=file), file=file)
 
 
 def parse_document(content: Any, *, file: str | os.PathLike[str] | None = None) -> MetadatasetV2 | Metadataset:
-    """Check and type the content of a metadataset. Raises ConfigError, which names the place in the document.
+    """Check and type the content of a metadataset. Raises ConfigError with the position in the document.
 
-    Paths are relative to the folder of `file`; None: to the working folder.
+    Paths are relative to the folder of `file`; without one, to the working directory.
     """
     place = Place("metadataset" if file is None else os.fspath(file))
     mapping = as_mapping(content, place, "a mapping with `splits`")
@@ -316,15 +317,15 @@ def _check_older(splits: Any, place: Place) -> None:
         if isinstance(split, Mapping) and "datasets" not in split and any(key in split for key in NODE_KEYS):
             raise wrong(
                 place.at("splits", name),
-                "this is the form of MetadatasetV2, but a file that names no class is an older Metadataset, with "
-                "`datasets:` here. Write `__module__: megatron.energon` and `__class__: MetadatasetV2` at its top",
+                "this is the form of MetadatasetV2, but a file without a class has the older form with `datasets:`. "
+                "Add `__module__: megatron.energon` and `__class__: MetadatasetV2` at the top of the file",
             )
 
 
 def _document_form(mapping: Mapping[str, Any], place: Place) -> type[MetadatasetV2 | Metadataset]:
     for name in mapping:
         if name.startswith("__") and name not in ("__module__", "__class__"):
-            raise wrong(place.at(name), "there is no such key. Known here: __module__, __class__, splits")
+            raise wrong(place.at(name), "there is no such key. Known keys: __module__, __class__, splits")
     module = mapping.get("__module__", "megatron.energon")
     if not isinstance(module, str):
         raise wrong(place.at("__module__"), expected("text", module))
@@ -335,10 +336,10 @@ def _document_form(mapping: Mapping[str, Any], place: Place) -> type[Metadataset
     if not isinstance(name, str) or not ClassRef(module=module, name=name).is_ours or name not in DOCUMENT_FORMS:
         raise wrong(
             place.at("__class__"),
-            f"{module}.{name} is no metadataset"
+            f"{module}.{name} is not a metadataset class"
             f"{'.' if name in DOCUMENT_FORMS else did_you_mean(str(name), DOCUMENT_FORMS) or '.'} "
-            f"A file can name megatron.energon.{' or .'.join(DOCUMENT_FORMS)}; an object of a class of your own "
-            "is passed in place of the path",
+            f"A file can name megatron.energon.{' or .'.join(DOCUMENT_FORMS)}; pass an object of a custom class in "
+            "place of the path",
         )
     return DOCUMENT_FORMS[name]
 
@@ -346,8 +347,8 @@ def _document_form(mapping: Mapping[str, Any], place: Place) -> type[Metadataset
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 7) of metadataset files of both forms, for editors.
 
-    A file that is valid by it can still break rules that a schema cannot say: a node with `blend` inside of
-    `blend_epochized`, say, or a schedule that does not ascend.
+    A file that matches the schema can still break rules that a schema cannot express, such as a `blend` inside
+    `blend_epochized`, or a schedule that does not ascend.
     """
     datasets = {"description": "The datasets, each with a `weight`.", "type": "array", "items": older_schema()}
     blender = {
@@ -372,7 +373,7 @@ def _document_schema(form: type[Any], split: dict[str, Any], *required: str) -> 
         "type": "object",
         "description": (form.__doc__ or "").split("\n")[0],
         "properties": {
-            "__module__": {"description": "Where Energon has the class: megatron.energon.", "type": "string"},
+            "__module__": {"description": "Module of the class in Energon: megatron.energon.", "type": "string"},
             "__class__": {"description": "The form of this file.", "const": form.__name__},
             "splits": {
                 "description": _SPLITS_DOC,
@@ -383,25 +384,25 @@ def _document_schema(form: type[Any], split: dict[str, Any], *required: str) -> 
         },
         "required": list(required),
         "additionalProperties": False,
-        "patternProperties": {f"^{EXTENSION}": {"description": "Anything; a place for anchors."}},
+        "patternProperties": {f"^{EXTENSION}": {"description": "Any value; for anchors."}},
     }
 
 
 Source: TypeAlias = (
     str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, Any] | DatasetLoaderInterface
 )
-"""A dataset or metadataset file by path, tars by several, the content of a metadataset, or one made in Python."""
+"""A path of a dataset or metadataset, a list of tars, the content of a metadataset, or a document object."""
 LeafMaker: TypeAlias = Callable[..., LeafDataset]
-"""Makes a leaf of what a metadataset says of it; what the program says of all leaves is in it already."""
+"""Makes a leaf from the settings of a metadataset; the program's settings for all leaves are already bound."""
 
 
 def leaf_maker(
     *, worker_config: WorkerConfig | None = None, task_encoder: TaskEncoder | None = None, **options: Any
 ) -> LeafMaker:
-    """What makes the leaves of a program: with these fields of `LeafDataset`, where they are not None.
+    """Return the maker of a program's leaves, with these fields of `LeafDataset` unless they are None.
 
-    What a document says counts before `dataset_config` and `split_config`. By default leaves are of a single process,
-    and without hooks.
+    Settings in a document override `dataset_config` and `split_config`. By default, leaves belong to a single process
+    and have no hooks.
     """
     given = {name: value for name, value in options.items() if value is not None}
     if "split_ratio" in given:
@@ -413,15 +414,15 @@ def leaf_maker(
 
 @public
 def load_dataset(path: Source, *, root: str | os.PathLike[str] | None = None) -> DatasetLoaderInterface:
-    """Read a metadataset, or describe a dataset by itself. What it refers to is not opened.
+    """Read a metadataset, or describe a single dataset. Referenced files and datasets are not opened.
 
     Args:
-        path: A path, the content of a metadataset as a mapping, or a document, which passes unchanged.
-        root: Folder that the paths in a mapping are relative to; default: the working folder.
+        path: A path, the content of a metadataset as a mapping, or a document, which is returned unchanged.
+        root: Folder for relative paths in a mapping. Default: the working directory.
 
     Raises:
-        ConfigError: The metadataset is not valid; names the place in the document.
-        DatasetNotFoundError: There is nothing at the path.
+        ConfigError: The metadataset is invalid; names the position in the document.
+        DatasetNotFoundError: The path does not exist.
     """
     if isinstance(path, DatasetLoaderInterface):
         return path
@@ -429,8 +430,8 @@ def load_dataset(path: Source, *, root: str | os.PathLike[str] | None = None) ->
         document = parse_document(path)
         return document if root is None else replace(document, path=join(located(root), "metadataset"))
     path = located(path) if isinstance(path, str | os.PathLike) else one_text(path)
-    by_itself = not path.endswith(METADATASET_ENDINGS) if is_url(path) else os.path.isdir(path)
-    if by_itself or not (path.endswith(METADATASET_ENDINGS) or kind_at(path) is NOTHING):
+    single = not path.endswith(METADATASET_ENDINGS) if is_url(path) else os.path.isdir(path)
+    if single or not (path.endswith(METADATASET_ENDINGS) or kind_at(path) is NOTHING):
         return DatasetLoader(path=path)
     if not (is_url(path) or os.path.exists(path) or path.endswith(METADATASET_ENDINGS)):
         raise DatasetNotFoundError(no_such_path(path))
@@ -446,15 +447,15 @@ def load_metadataset(
     root: str | os.PathLike[str] | None = None,
     **outer: Any,
 ) -> SavableDataset:
-    """Resolve one split of a metadataset into a node: a leaf, or a mixture as the file nests it.
+    """Resolve one split of a metadataset into a node: a leaf, or a mixture nested as in the file.
 
-    Nested files are read and put in place; paths are absolute; split parts, tags, passes and subsets of all levels are
-    merged into the leaves. No dataset is opened and nothing that a file names is imported. A path of a dataset by
-    itself gives its leaf. With `require_data` each dataset must exist on this machine and be prepared. `source` and
-    `root` are as in `load_dataset`, `outer` (`subflavors`, `shuffle_over_epochs_multiplier`, `subset`, `where`) as in
+    Nested files are read and inserted, paths are made absolute, and split parts, tags, passes and subsets of all levels
+    are merged into the leaves. No dataset is opened, and no code named by a file is imported. The path of a single
+    dataset results in its leaf. With `require_data`, each dataset must exist locally and be prepared. For `source` and
+    `root`, see `load_dataset`; for `outer` (`subflavors`, `shuffle_over_epochs_multiplier`, `subset`, `where`), see
     `get_datasets`.
 
-    Raises ConfigError and DatasetNotFoundError, which name the file and the place in it.
+    Raises ConfigError and DatasetNotFoundError, which name the file and the position in it.
     """
     resolver = Resolver(leaf or leaf_maker(), read_document, require_data=require_data)
     return _resolved(load_dataset(source, root=root), resolver, split_part=split_part, **outer)
@@ -484,7 +485,7 @@ def _resolved(
     )
     if not isinstance(document, DatasetLoader):
         return resolver.document(document, outer)
-    # A dataset by itself: the program may count samples, and its identity is its folder's name, wherever that lies.
+    # For a single dataset, the program may count samples, and its identity is the folder name, independent of location.
     node = document.node(split_part)
     assert isinstance(node, DatasetReference)
     alone = replace(outer, subset=None, folder=os.getcwd())
@@ -494,16 +495,16 @@ def _resolved(
 
 
 def training_datasets(source: Source, require_data: bool, leaf: LeafMaker, **outer: Any) -> LoadedDatasets:
-    """The datasets at the top of a metadataset, and how they are combined; a single leaf is one too.
+    """Return the datasets at the top of a metadataset, and how to combine them. A single leaf is one dataset.
 
-    Takes and raises what `load_metadataset` does; a ConfigError also where something in it cannot be trained on.
+    Arguments and errors are those of `load_metadataset`; also raises ConfigError if a part cannot be trained on.
     """
     resolver = Resolver(leaf, read_document, require_data=require_data)
     tree = _resolved(load_dataset(source), resolver, **outer)
     if resolver.endless_at is not None:
         raise wrong(
             resolver.endless_at,
-            "a blend by weights has no end, so nothing can follow it; use `blend_epochized` inside a concat",
+            "a blend by weights is endless, so nothing can follow it: use `blend_epochized` inside a concat",
         )
     for each in leaves_of(tree):
         each.check()
@@ -526,7 +527,7 @@ def training_datasets(source: Source, require_data: bool, leaf: LeafMaker, **out
 
 
 def validation_datasets(source: Source, require_data: bool, leaf: LeafMaker, **outer: Any) -> list[LoadedDataset]:
-    """Each leaf by itself, in document order. Its weights have no meaning here.
+    """Return the leaves in document order, without weights.
 
     Arguments are those of `training_datasets`. Raises ConfigError.
     """
@@ -551,12 +552,12 @@ def _loaded(node: SavableDataset, **combination: Any) -> LoadedDataset:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TraversedDatasetReference:
-    """A leaf of a metadataset, as `traverse_metadataset` gives it.
+    """A leaf of a metadataset, as returned by `traverse_metadataset`.
 
     Attributes:
         path: The dataset.
-        split_part: The part that is read.
-        aux: Where auxiliary stores lie, by name.
+        split_part: Its split part.
+        aux: Paths of auxiliary stores, by name.
         subflavors: Tags of all levels, without those of the dataset's own `dataset.yaml`.
     """
 
@@ -568,12 +569,12 @@ class TraversedDatasetReference:
 
 @public
 def traverse_metadataset(path: Source, *, split_part: str) -> list[TraversedDatasetReference]:
-    """List the datasets that a split of a metadataset comes to, in document order. They need not exist.
+    """List the datasets of a split of a metadataset, in document order. They need not exist.
 
-    The datasets of a join are listed one by one, without its arrays.
+    Datasets of a join are listed one by one, without the join's arrays.
 
     Raises:
-        ConfigError: A document is not valid.
+        ConfigError: A document is invalid.
         DatasetNotFoundError: A nested metadataset is missing.
     """
     tree = load_metadataset(path, split_part=split_part, require_data=False)
@@ -590,12 +591,12 @@ def traverse_metadataset(path: Source, *, split_part: str) -> list[TraversedData
 
 
 def datasets_of(leaf: Leaf) -> tuple[LeafDataset, ...]:
-    """The datasets that a leaf reads: itself, or those that it joins."""
+    """Return the datasets that a leaf reads: itself, or the members of a join."""
     return leaf.datasets if isinstance(leaf, JoinedLeafDataset) else (leaf,)
 
 
 def find_joins(path: str | os.PathLike[str], split_part: str | None = None) -> tuple[JoinedLeafDataset, ...]:
-    """List the joins of a split of a metadataset (None: of all), nested metadatasets included, in document order.
+    """List the joins of a split of a metadataset (None: of all splits), also of nested ones, in document order.
 
     Raises ConfigError and DatasetNotFoundError.
     """
@@ -612,22 +613,22 @@ def prepare_metadataset(
     progress: JoinProgress | None = None,
     memory_bytes: int = JOIN_MEMORY_BYTES,
 ) -> MetadatasetReport:
-    """Write the index of every join of a metadataset, and remove those of ours that no join needs any more.
+    """Write the index of every join of a metadataset, and remove indexes of this library that no join needs any more.
 
-    An index lies in `<file>.cache`, beside the file that the join stands in: for a join in a nested metadataset, beside
-    that; of a metadataset in an object store, there. Indices that are there and valid are left alone. Where the name
-    that Energon would look for is unambiguous, the file gets it too; files that Energon wrote are never changed or
+    An index is written to `<file>.cache`, next to the file that contains the join: for a join in a nested metadataset,
+    next to the nested file; for a metadataset in an object store, into the store. Valid indexes are kept. If Energon's
+    name for the index is unambiguous, the file also gets that name. Files written by Energon are never changed or
     removed.
 
     Args:
         path: The metadataset file.
-        progress: Told how far it is.
-        memory_bytes: As in `build_join`.
+        progress: Called with the progress.
+        memory_bytes: See `build_join`.
 
     Raises:
-        ConfigError: A document is not valid, or a key is missing in a dataset and `nonmatch` does not allow that.
+        ConfigError: A document is invalid, or a key is missing in a dataset and `nonmatch` does not allow that.
         DatasetNotFoundError: A metadataset, or a joined dataset or array, is missing.
-        DuplicateKeyError: A dataset has a key twice.
+        DuplicateKeyError: A dataset contains a key twice.
         EmptyDatasetError: A join has no row.
     """
     path = located(path)

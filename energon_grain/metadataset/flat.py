@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures seen flat: what a runner blends, and for each leaf its share of the stream."""
+"""Flat views of mixtures: the children of nested blends, and the share of each leaf in the stream."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _ONE = Fraction(1)
 Course = tuple[tuple[int, Fraction], ...]
 """(from_position, share) of each segment."""
 Schedule = tuple[tuple[int, tuple[Fraction, ...]], ...]
-"""(from_position, a share for each child) of each segment; the shares of a segment add up to 1."""
+"""(from_position, one share per child) of each segment; the shares of a segment add up to 1."""
 
 
 def children_of(node: SavableDataset) -> tuple[SavableDataset, ...]:
-    """What a mixture mixes; a leaf has none."""
+    """Return the children of a mixture; a leaf has none."""
     return node.datasets if isinstance(node, BlendDataset | BlendEpochizedDataset | ConcatDataset) else ()
 
 
 def leaves_of(tree: SavableDataset) -> tuple[Leaf, ...]:
-    """The leaves in document order; a join counts as one."""
+    """Return the leaves in document order; a join counts as one."""
     if isinstance(tree, LeafDataset | JoinedLeafDataset):
         return (tree,)
     return tuple(leaf for child in children_of(tree) for leaf in leaves_of(child))
 
 
 def flatten_blend(blend: BlendDataset) -> tuple[tuple[SavableDataset, ...], Schedule]:
-    """Give the children of a blend with all blends by samples inside it dissolved, and their absolute shares.
+    """Return the children of a blend with their absolute shares, and with nested blends by samples dissolved.
 
     A share is the product of the normalised weights down to the child. Schedules of all blends are merged: a segment
-    begins wherever one of them has a step, as all count positions of the outermost blend. Children that are no blend
-    (leaves, joins, concats) stay as they are. Where no segment changes anything the schedule has a single one.
+    starts at each change in any of them, because all count positions of the outermost blend. Other children (leaves,
+    joins, concats) stay unchanged. If no segment changes anything, the schedule has one segment.
     """
     children, courses = zip(*_dissolve(blend, ((0, _ONE),)), strict=True)
     starts = sorted({start for course in courses for start, _ in course})
@@ -49,7 +49,7 @@ def flatten_blend(blend: BlendDataset) -> tuple[tuple[SavableDataset, ...], Sche
 
 
 def flatten_epochized(blend: BlendEpochizedDataset) -> list[tuple[SavableDataset, Fraction]]:
-    """Give the children of an epochized blend with all such blends inside it dissolved, repetitions multiplied."""
+    """Return the children of an epochized blend, with nested epochized blends dissolved and repetitions multiplied."""
     found: list[tuple[SavableDataset, Fraction]] = []
     for child, number in zip(blend.datasets, map(exact, blend.repetitions), strict=True):
         inner = flatten_epochized(child) if isinstance(child, BlendEpochizedDataset) else [(child, _ONE)]
@@ -58,7 +58,7 @@ def flatten_epochized(blend: BlendEpochizedDataset) -> list[tuple[SavableDataset
 
 
 def flattened(tree: SavableDataset) -> SavableDataset:
-    """The same mixture without blends directly inside blends of their kind."""
+    """Return the same mixture without blends directly inside blends of their kind."""
     if isinstance(tree, BlendDataset):
         children, schedule = flatten_blend(tree)
         unit = None if tree.weight_unit is None else str(tree.weight_unit)
@@ -73,11 +73,11 @@ class FlatLeaf:
     """A leaf and its place in the stream.
 
     Attributes:
-        leaf: A dataset, or a join.
+        leaf: A dataset or a join.
         shares: (from_position, share of the outermost blend's positions) in order; None outside of blends. Inside a
-            concat it is the share of the whole concat, which its leaves divide by their lengths.
-        repetitions: How often an epoch has each sample; None outside of epochized blends.
-        concat: The concat that the share or the repetitions belong to; None: they are the leaf's own.
+            concat, the share of the whole concat, which its leaves divide by their lengths.
+        repetitions: Occurrences of each sample in an epoch; None outside of epochized blends.
+        concat: The concat that the share or the repetitions apply to; None: they apply to the leaf.
     """
 
     leaf: Leaf
@@ -92,7 +92,7 @@ def flatten(
     repetitions: Fraction | None = None,
     concat: ConcatDataset | None = None,
 ) -> Iterator[FlatLeaf]:
-    """Give every leaf in document order, with its absolute share or its multiplied repetitions."""
+    """Yield every leaf in document order, with its absolute share or its multiplied repetitions."""
     if isinstance(tree, LeafDataset | JoinedLeafDataset):
         course = None if shares is None else changes(shares)
         yield FlatLeaf(leaf=tree, shares=course, repetitions=repetitions, concat=concat)
@@ -124,10 +124,10 @@ def _dissolve(blend: BlendDataset, outer: Course) -> Sequence[tuple[SavableDatas
 
 
 def share_at(course: Course, position: int) -> Fraction:
-    """The share at a position, which is not before the first segment."""
+    """Return the share at a position, which must not be before the first segment."""
     return next(share for start, share in reversed(course) if start <= position)
 
 
 def changes(steps: Iterable[tuple[int, S]]) -> tuple[tuple[int, S], ...]:
-    """The steps that change something."""
+    """Return the steps that change the value."""
     return tuple(next(same) for _, same in groupby(steps, lambda step: step[1]))

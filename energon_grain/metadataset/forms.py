@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms that nodes of a metadataset are written in: `path:`, `blend:`, `blend_epochized:`, `concat:` and `join:`.
+"""The forms of metadataset nodes: `path:`, `blend:`, `blend_epochized:`, `concat:` and `join:`.
 
-Each is a struct whose fields are its keys, told apart by the key that only it has. `read_node` reads one with all that
-is inside of it; the same structs give the JSON Schema.
+Each form is a struct whose fields are its keys; its own key identifies it. `read_node` parses a node with everything
+inside it. The same structs define the JSON Schema.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from energon_grain.samplers.weights import exact
 from energon_grain.storage.location import check_url
 
 NODE_KEYS = ("path", "blend", "blend_epochized", "concat", "join")
-"""What tells the forms of nodes apart."""
+"""The keys that identify the forms of nodes."""
 
 
 class PathText(str):
-    """A path or URL as text, or several of tars as one; from Python, also path objects."""
+    """A path or URL as text, or a list of tars as one text; from Python, also path objects."""
 
     __slots__ = ()
 
 
 class Passes(int):
-    """Passes over a dataset that are shuffled as one: 1 or more, or -1 to draw with replacement."""
+    """Number of passes over a dataset that are shuffled together: 1 or more, or -1 to draw with replacement."""
 
     __slots__ = ()
 
 
 def passes_of(value: Any) -> int | None:
-    """Check a number of passes that are shuffled as one; None is no shuffling. Raises ConfigError."""
+    """Check a number of passes that are shuffled together; None disables shuffling. Raises ConfigError."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(expected("a whole number", value))
     if value < 1 and value != -1:
-        raise ConfigError(f"{value} must be at least 1, or -1 to draw with replacement")
+        raise ConfigError(f"expected 1 or more, or -1 to draw with replacement, got {value}")
     return int(value)
 
 
 def _amount(value: Any) -> Fraction:
-    """An exact number of at least 0: the fraction that its decimal text means."""
+    """Return an exact number of at least 0: the fraction of its decimal text."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | Fraction):
         raise ConfigError(expected("a number", value))
     text = value.text if isinstance(value, WrittenFloat) else str(value)
     if not isinstance(value, int | Fraction) and not (math.isfinite(value) and _is_usable(text)):
         raise ConfigError(f"{text} is not a usable number")
     if value < 0:
-        raise ConfigError(f"{text} is negative; it must be above 0")
+        raise ConfigError(f"{text} is negative: it must be above 0")
     return exact(value.text if isinstance(value, WrittenFloat) else value)
 
 
@@ -77,7 +77,7 @@ def _is_usable(text: str) -> bool:
 
 
 def _convert(kind: Any, value: Any) -> Any:
-    """Make a value of one of our own types, for msgspec."""
+    """Convert a value to one of this module's types, for msgspec."""
     if isinstance(value, kind):
         return value
     if kind is Fraction:
@@ -115,7 +115,7 @@ def _doc(description: str, **schema: Any) -> msgspec.Meta:
 
 
 def _form(description: str, properties: dict[str, Any], *required: str, **more: Any) -> dict[str, Any]:
-    """The schema of a mapping that is read by hand."""
+    """Return the schema of a mapping that is parsed by hand."""
     described = {"description": description} if description else {}
     return {
         "type": "object",
@@ -131,7 +131,7 @@ _TEXT = {"type": "string", "minLength": 1}
 Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1)]
 SplitPart: TypeAlias = Annotated[
     Text | None,
-    _doc("The split part to read, or the split of a nested metadataset; default: the one that is being loaded."),
+    _doc("The split part to read, or the split of a nested metadataset. Default: the split that is being loaded."),
 ]
 DatasetConfigName: TypeAlias = Annotated[
     Text | None, _doc("Name of another dataset.yaml in the dataset's .nv-meta folder.")
@@ -141,11 +141,11 @@ SplitConfigName: TypeAlias = Annotated[
 ]
 PassesShuffled: TypeAlias = Annotated[
     Passes | None,
-    _doc("Passes shuffled as one; -1 draws with replacement, null keeps the order. Multiplies with outer ones."),
+    _doc("Passes shuffled together; -1 draws with replacement, null keeps the order. Multiplied over levels."),
 ]
 Name: TypeAlias = Annotated[
     Text | None,
-    _doc("The identity of this dataset in the random order; with it, path and subset may change and the order stays."),
+    _doc("Identity of this dataset in the random order: its path and subset may change without changing the order."),
 ]
 _NUMBER, _PERCENT = {"type": "integer", "minimum": 0}, {"type": "string", "pattern": f"^{PERCENT}$"}
 _PAIR = {"type": "array", "minItems": 2, "maxItems": 2}
@@ -154,17 +154,17 @@ _BOUNDS = [
     {**_PAIR, "items": [_PERCENT, _PERCENT]},
 ]
 Range: TypeAlias = Annotated[
-    Any,  # a `Subset`, once it is read
+    Any,  # a `Subset` once parsed
     _doc(
         "A range of the samples: numbers for a single dataset, percentages at every level.",
         anyOf=[{"anyOf": [_form("", {"range": {"anyOf": _BOUNDS}}, "range"), *_BOUNDS]}, {"type": "null"}],
     ),
 ]
 Where: TypeAlias = Annotated[
-    Any,  # an `Expression`, once it is read
+    Any,  # an `Expression` once parsed
     _doc(
-        "A condition on columns, such as `tokens >= 16 and width * height > 65536`: what meets it is all there is. "
-        "Joined by `and` with those of outer levels.",
+        "A condition on columns, such as `tokens >= 16 and width * height > 65536`. Other samples are left out. "
+        "Conditions of outer levels are joined with `and`.",
         anyOf=[_TEXT, {"type": "null"}],
     ),
 ]
@@ -178,14 +178,14 @@ DatasetPath: TypeAlias = Annotated[
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A form of a node, or a part of one, and where it stands."""
+    """A form of a node, or a part of one, with its position."""
 
     place: Place | None = None
 
     @property
     def at(self) -> Place:
-        """Where it stands."""
-        assert self.place is not None  # set by whoever reads it
+        """Its position in the document."""
+        assert self.place is not None  # set by the reader
         return self.place
 
 
@@ -193,19 +193,17 @@ N = TypeVar("N", bound=Node)
 
 
 class _Tagged(Node, frozen=True, kw_only=True):
-    """What datasets and joins have in common."""
+    """Common keys of datasets and joins."""
 
     split_part: SplitPart = None
-    subflavor: Annotated[Text | None, _doc("Older way to write `subflavors: {__subflavor__: …}`.")] = None
-    subflavors: Annotated[dict[str, Any] | None, _doc("Tags for every sample. What an outer reference says wins.")] = (
-        None
-    )
+    subflavor: Annotated[Text | None, _doc("Older form of `subflavors: {__subflavor__: …}`.")] = None
+    subflavors: Annotated[dict[str, Any] | None, _doc("Tags for every sample. Outer references override them.")] = None
     dataset_config: DatasetConfigName = None
     split_config: SplitConfigName = None
 
     @property
     def tags(self) -> dict[str, Any]:
-        """`subflavors`, with the older `subflavor` in it unless it says that itself."""
+        """`subflavors`, with the older `subflavor` unless they already contain it."""
         older = {} if self.subflavor is None else {"__subflavor__": self.subflavor}
         return plain({**older, **(self.subflavors or {})})
 
@@ -238,7 +236,7 @@ class DatasetReference(_Tagged, frozen=True, kw_only=True):
     where: Where = None
     split_ratio: Annotated[
         SplitRatio | None,
-        _doc("How what has no split file is split: numbers by split part, such as {train: 0.9, val: 0.1}."),
+        _doc("Split of data without a split file: a share for each split part, such as {train: 0.9, val: 0.1}."),
     ] = None
     name: Name = None
 
@@ -255,7 +253,7 @@ class WeightedReference(_Tagged, frozen=True, kw_only=True):
 
 
 class BlendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The key of a child of a blend, beside those of its node."""
+    """The key that a blend adds to its child nodes."""
 
     weight: Annotated[
         Fraction | msgspec.UnsetType,
@@ -264,12 +262,12 @@ class BlendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class EpochizedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The key of a child of an epochized blend, beside those of its node."""
+    """The key that an epochized blend adds to its child nodes."""
 
     repetitions: Annotated[
         Fraction | msgspec.UnsetType,
         _doc(
-            "How often each sample is seen in an epoch; fractions average out exactly over epochs.",
+            "Occurrences of each sample in an epoch; fractions average out exactly over epochs.",
             exclusiveMinimum=0,
         ),
     ] = msgspec.UNSET
@@ -284,7 +282,7 @@ class ScheduleStep(Node, frozen=True, kw_only=True):
     weights: Annotated[
         list[Annotated[Fraction, msgspec.Meta(extra_json_schema={"minimum": 0})]],
         msgspec.Meta(min_length=1),
-        _doc("A weight for each child, in order; 0 pauses a child."),
+        _doc("One weight per child, in order; 0 pauses a child."),
     ]
 
 
@@ -296,7 +294,7 @@ def _children(entry: str) -> dict[str, Any]:
 
 
 class Child(NamedTuple):
-    """A child of a blend: a node with its weight or its repetitions; None: its weight is not written."""
+    """A child of a blend: a node with its weight or its repetitions; None: the number is not written."""
 
     node: Node
     number: Fraction | None
@@ -313,18 +311,18 @@ class MetadatasetBlend(Node, frozen=True, kw_only=True):
     schedule: Annotated[
         Annotated[tuple[Any, ...], msgspec.Meta(min_length=1, extra_json_schema={"items": STEP.schema(_schema_of)})]
         | None,
-        _doc("Weights that change along the stream, in place of those of the children."),
+        _doc("Weights that change along the stream. They replace the weights of the children."),
     ] = None
     weight_unit: Annotated[
         str | None,
-        _doc("What weights are shares of: a column, as `tokens`, or arithmetic of columns. Default: samples."),
+        _doc("Unit of the shares: a column, such as `tokens`, or arithmetic of columns. Default: samples."),
     ] = None
     subset: Range = None
     where: Where = None
 
 
 class MetadatasetBlendEpochized(Node, frozen=True, kw_only=True):
-    """A finite mixture: an epoch has each sample of each dataset as often as its repetitions say."""
+    """A finite mixture: an epoch contains each sample of each dataset as often as its repetitions."""
 
     blend_epochized: Annotated[
         tuple[Any, ...],
@@ -336,7 +334,7 @@ class MetadatasetBlendEpochized(Node, frozen=True, kw_only=True):
 
 
 class MetadatasetConcat(Node, frozen=True, kw_only=True):
-    """Datasets one after the other."""
+    """Concatenated datasets."""
 
     concat: Annotated[tuple[Any, ...], msgspec.Meta(min_length=1), _doc("The children, in order.", **_children("node"))]
     subset: Range = None
@@ -347,40 +345,39 @@ _NONMATCH, _BY = ["error", "skip", "none"], ["row", "key"]
 
 
 class JoinDatasetReference(_Tagged, frozen=True, kw_only=True):
-    """A dataset that takes part in a join."""
+    """A dataset in a join."""
 
     path: Annotated[
         PathText,
         _doc(
-            "A dataset folder, prepared or of tars, or files of another kind that is read as it is, from this file on."
+            "A dataset folder, prepared or of tars, or files of another kind that are read directly. Relative to this "
+            "file."
         ),
     ]
     by: Annotated[
         Any,
         _doc(
-            "How samples of files without preparation are found: by their keys, or by the number of the sample in the "
-            "first dataset.",
+            "How samples of unprepared files are matched: by key, or by their number in the first dataset.",
             enum=_BY,
         ),
     ] = "key"
     keys: Annotated[
         Text | None,
-        _doc("The column that holds the keys, in Parquet, Arrow and MDS. Default: the keys that the samples have."),
+        _doc("The key column of Parquet, Arrow and MDS files. Default: the keys of the samples."),
     ] = None
     nonmatch: Annotated[
         Any,
         _doc(
-            "What happens to a row whose key this dataset lacks: an error, the row is left out, or None takes its "
-            "place.",
+            "Handling of a row whose key is missing in this dataset: raise an error, skip the row, or use None.",
             enum=_NONMATCH,
         ),
     ] = "error"
 
 
 class JoinArrayReference(Node, frozen=True, kw_only=True):
-    """An array that takes part in a join: each of its rows belongs to a sample.
+    """An array in a join: each of its rows belongs to a sample.
 
-    By row number, a sample gets the row that has its number among all samples of the primary dataset.
+    By row number, a sample is matched with the row of its number among all samples of the primary dataset.
     """
 
     array: Annotated[
@@ -389,28 +386,27 @@ class JoinArrayReference(Node, frozen=True, kw_only=True):
     by: Annotated[
         Any,
         _doc(
-            "How rows are found: by the number of the sample in the first dataset, or by its key. Default: by key "
-            "where there are `keys`.",
+            "How rows are matched: by the number of the sample in the first dataset, or by its key. Default: by key "
+            "if `keys` is set.",
             anyOf=[{"enum": _BY}, {"type": "null"}],
         ),
     ] = None
     keys: Annotated[
         PathText | None,
-        _doc("A text file with the key of each row of the array, one a line, relative to this file."),
+        _doc("A text file with the key of each row of the array, one per line, relative to this file."),
     ] = None
     nonmatch: Annotated[
         Any,
         _doc(
-            "What happens to a sample that the array has no row for: an error, the sample is left out, or None takes "
-            "the place of the row.",
+            "Handling of a sample without a row in the array: raise an error, skip the sample, or use None.",
             enum=_NONMATCH,
         ),
     ] = "error"
     field: Annotated[
         Text | None,
         _doc(
-            "The field, or part of a crude sample, that the row becomes where no joiner says otherwise. Default: the "
-            "argument name, else the name of the array's folder without its ending."
+            "The field, or part of a crude sample, for the row, unless a joiner decides. Default: the argument name, "
+            "or the name of the array's folder without its extension."
         ),
     ] = None
 
@@ -421,7 +417,7 @@ _JOINER_KEYS = ("__module__", "__class__", "__function__")
 
 
 class MetadatasetJoin(_Tagged, frozen=True, kw_only=True):
-    """Samples with the same key in several datasets, made into one."""
+    """Samples of several datasets with the same key, joined into one."""
 
     join: Annotated[
         Any,
@@ -436,8 +432,8 @@ class MetadatasetJoin(_Tagged, frozen=True, kw_only=True):
     joiner: Annotated[
         Any,
         _doc(
-            "The sample class whose from_joined makes the joined sample, or the function that does. Default: the "
-            "fields of all samples are merged into the primary's.",
+            "The sample class whose from_joined makes the joined sample, or a function that does. Default: the fields "
+            "of all samples are merged into the primary sample.",
             anyOf=[
                 _form(
                     "",
@@ -464,7 +460,7 @@ _FORMS: dict[str, Form[Any]] = dict(zip(NODE_KEYS, (_REFERENCE, _BLEND, _BLEND_E
 
 
 def read_node(value: Any, place: Place, *, extra: Collection[str] = ()) -> Node:
-    """Read a node of any form, and all that is inside of it. Keys in `extra` belong to what holds the node.
+    """Parse a node of any form, with everything inside it. Keys in `extra` belong to the parent of the node.
 
     Raises ConfigError.
     """
@@ -476,7 +472,7 @@ def read_node(value: Any, place: Place, *, extra: Collection[str] = ()) -> Node:
     if not found:
         raise _no_node(mapping, place, extra, listed)
     if len(found) > 1:
-        raise wrong(place, f"has {' and '.join(f'`{key}`' for key in found)}: a node is one of {listed}")
+        raise wrong(place, f"has {' and '.join(f'`{key}`' for key in found)}: a node must have only one of {listed}")
     node = _FORMS[found[0]].read(mapping, place, extra=extra)
     if node.subset is not None:
         try:
@@ -494,7 +490,7 @@ def _no_node(mapping: Mapping[str, Any], place: Place, extra: Collection[str], l
     for key in mapping:
         if key not in known and key not in extra:
             return unknown(place, key, [*NODE_KEYS, *sorted({*known, *extra})])
-    return wrong(place, f"needs one of {listed}")
+    return wrong(place, f"the node needs one of {listed}")
 
 
 def _read_reference(node: DatasetReference, place: Place) -> None:
@@ -538,13 +534,13 @@ _READ_INSIDE: dict[type[Node], Callable[[Any, Place], None]] = {
 
 
 def _put(node: Node, **fields: Any) -> None:
-    """Put what is inside of a node, read, in place of what is written."""
+    """Replace the written content of a node by the parsed content."""
     for name, value in fields.items():
         msgspec.structs.force_setattr(node, name, value)
 
 
 def _entries(values: Sequence[Any], place: Place, form: Form[Any]) -> tuple[Child, ...]:
-    """The children of a blend; each may carry the key of `form`, next to those of its node."""
+    """Return the children of a blend; each may have the key of `form` in addition to those of its node."""
     [key] = form.keys
     children: list[Child] = []
     for number, value in enumerate(values):
@@ -553,7 +549,7 @@ def _entries(values: Sequence[Any], place: Place, form: Form[Any]) -> tuple[Chil
         entry = form.read({} if node is value or key not in value else {key: value[key]}, at)
         amount = getattr(entry, key)
         if amount == 0:
-            raise wrong(at.at(key), f"{key} 0: it must be above 0; leave the dataset out instead")
+            raise wrong(at.at(key), f"{key} 0: it must be above 0; to exclude the dataset, remove it")
         children.append(Child(node, None if amount is msgspec.UNSET else amount))
     return tuple(children)
 
@@ -563,45 +559,47 @@ _LAST_POSITION = 1 << 62
 
 def _check_position(position: int, before: int, at: Place) -> None:
     if before < 0 and position:
-        raise wrong(at, f"the schedule must begin at position 0, not {position}")
+        raise wrong(at, f"the schedule must start at position 0, got {position}")
     if position <= before:
-        raise wrong(at, f"{position} must be above {before}, the one before")
+        raise wrong(at, f"positions must ascend: {position} follows {before}")
     if position > _LAST_POSITION:
-        raise wrong(at, f"{position} is further than any training comes; at most 2**62")
+        raise wrong(at, f"{position} is above the limit of 2**62")
 
 
 def _check_schedule(node: MetadatasetBlend) -> None:
-    """Check that a schedule begins at 0, ascends, has a weight for each child, and gives each child a turn."""
+    """Check that a schedule starts at 0, ascends, has one weight per child, and uses each child."""
     place, steps = node.at, node.schedule or ()
     for number, child in enumerate(node.blend):
         if child.number is not None:
-            raise wrong(place.at("blend", number, "weight"), "the blend has a `schedule`; its weights go there")
+            raise wrong(place.at("blend", number, "weight"), "the blend has a `schedule`: write the weights there")
     before = -1
     for step in steps:
         _check_position(step.from_position, before, step.at.at("from_position"))
         before = step.from_position
         if len(step.weights) != len(node.blend):
-            raise wrong(step.at.at("weights"), f"has {len(step.weights)} weights for {len(node.blend)} datasets")
+            raise wrong(
+                step.at.at("weights"), f"expected {len(node.blend)} weights, one per dataset, got {len(step.weights)}"
+            )
         if not any(step.weights):
             raise wrong(step.at.at("weights"), "at least one weight must be above 0")
     for child in range(len(node.blend)):
         if not any(step.weights[child] for step in steps):
             raise wrong(
                 place.at("schedule"),
-                f"weight {child} is 0 in every step: that dataset would never be drawn; leave it out",
+                f"weight {child} is 0 in every step, so its dataset is never used: remove it",
             )
 
 
 Joined: TypeAlias = tuple[str | None, JoinDatasetReference | JoinArrayReference]
-"""The argument name of a member of a join, if it has one, and the member."""
+"""The argument name of a join member, if it has one, and the member."""
 
 
 def _joined(value: Any, place: Place) -> tuple[Joined, ...]:
-    """The members of a join, which are listed or named."""
+    """Parse the members of a join, which are listed or named."""
     if not isinstance(value, list | tuple | Mapping):
-        raise wrong(place, expected("a list of datasets, or a mapping of names to them,", value))
+        raise wrong(place, expected("a list of datasets, or a mapping of names to them", value))
     if not value:
-        raise wrong(place, "there is no dataset to join")
+        raise wrong(place, "got no dataset to join, expected at least one")
     if isinstance(value, Mapping):
         named: list[tuple[str | int, Any]] = list(as_mapping(value, place, "").items())
     else:
@@ -609,23 +607,23 @@ def _joined(value: Any, place: Place) -> tuple[Joined, ...]:
     members = tuple((name if isinstance(name, str) else None, _member(each, place.at(name))) for name, each in named)
     primary = members[0][1]
     if isinstance(primary, JoinArrayReference):
-        raise wrong(primary.at, "the first of a join is the primary, a dataset; put the array behind it")
+        raise wrong(primary.at, "the first member of a join must be a dataset: move the array behind it")
     if primary.nonmatch != "error":
         raise wrong(
             primary.at.at("nonmatch"),
-            f"the first dataset of a join is the primary, whose keys are looked up in the others; "
-            f"`{primary.nonmatch}` has no meaning there, leave it out",
+            f"the first dataset of a join is the primary, whose keys are looked up in the others, so "
+            f"`{primary.nonmatch}` has no meaning there: remove it",
         )
     return members
 
 
 _IGNORED = {
-    "shuffle_over_epochs_multiplier": "the rows of a join are shuffled as one; write it at the join",
-    "subset": "a range is taken of the rows of a join; write it at the join",
-    "aux": "a joined sample has no auxiliary stores",
+    "shuffle_over_epochs_multiplier": "the rows of a join are shuffled together; write it at the join",
+    "subset": "a range applies to the rows of a join; write it at the join",
+    "aux": "a joined sample has no auxiliary stores; remove it",
     "name": "a join is one dataset with one name; write it at the join",
 }
-"""Keys that Energon reads at a joined dataset and silently ignores. Here only a value without effect passes."""
+"""Keys that Energon accepts at a joined dataset and ignores. This library accepts only values without effect."""
 
 
 def _joined_dataset(mapping: Mapping[str, Any], place: Place) -> JoinDatasetReference:
@@ -635,7 +633,7 @@ def _joined_dataset(mapping: Mapping[str, Any], place: Place) -> JoinDatasetRefe
             raise wrong(place.at(name), f"`{name}` has no meaning for one dataset of a join: {reason}")
     dataset = JOINED_DATASET.read({key: each for key, each in mapping.items() if key not in _IGNORED}, place)
     if _choose(dataset, "by", _BY).by == "row" and dataset.keys is not None:
-        raise wrong(place.at("keys"), "rows are found `by: row`, so keys have no meaning; leave one out")
+        raise wrong(place.at("keys"), "with `by: row`, keys have no meaning: remove one of them")
     return _choose(dataset, "nonmatch", _NONMATCH)
 
 
@@ -647,9 +645,9 @@ def _member(value: Any, place: Place) -> JoinDatasetReference | JoinArrayReferen
     if array.by is not None:
         _choose(array, "by", _BY)
     if array.by == "key" and array.keys is None:
-        raise wrong(place.at("by"), "`key` needs `keys`, the file with the key of each row")
+        raise wrong(place.at("by"), "`key` needs `keys`, the file with the key of each row: add it")
     if array.by == "row" and array.keys is not None:
-        raise wrong(place.at("keys"), "rows are found `by: row`, so keys have no meaning; leave one out")
+        raise wrong(place.at("keys"), "with `by: row`, keys have no meaning: remove one of them")
     return array
 
 
@@ -660,7 +658,7 @@ def _choose(member: N, key: str, words: Sequence[str]) -> N:
 
 
 def _joiner(value: Any, place: Place) -> Joiner:
-    """`__module__` with `__class__` or `__function__`; from Python, also a class or function itself."""
+    """Parse `__module__` with `__class__` or `__function__`; from Python, also a class or function."""
     if callable(value):
         return Joiner(target=value, is_function=not isinstance(value, type))
     named = as_mapping(value, place, "a mapping with __module__ and __class__ or __function__")
@@ -677,7 +675,7 @@ def _joiner(value: Any, place: Place) -> Joiner:
 
 
 def plain(value: Any) -> Any:
-    """Copy a free value, without our own number types."""
+    """Copy a free value, without this library's number types."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -686,7 +684,7 @@ def plain(value: Any) -> Any:
 
 
 def node_schemas() -> dict[str, Any]:
-    """The definitions of the JSON Schema of metadatasets: nodes, and nodes as children of blends."""
+    """Return the JSON Schema definitions of metadatasets: nodes, and nodes as children of blends."""
     forms = [form.schema(_schema_of) for form in _FORMS.values()]
     entries = {
         entry.of.__name__: [
@@ -698,5 +696,5 @@ def node_schemas() -> dict[str, Any]:
 
 
 def older_schema() -> dict[str, Any]:
-    """The JSON Schema of a dataset of the older form of metadatasets."""
+    """Return the JSON Schema of a dataset in the older form of metadatasets."""
     return OLDER.schema(_schema_of)

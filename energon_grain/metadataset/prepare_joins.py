@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparing a metadataset: the indices of all joins in it."""
+"""Prepare a metadataset: write the indexes of all its joins."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from energon_grain.storage.location import absolute, is_url
 from energon_grain.words import counted
 
 JoinProgress = Callable[[str, int, int], None]
-"""Called with the place of a join, the keys gone through in all joins so far, and how many there are in all."""
+"""Called with the position of a join, the keys processed in all joins so far, and the total number of keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,13 +44,13 @@ class PreparedJoin:
     """One join of a metadataset.
 
     Attributes:
-        places: Where it is; several where splits share it.
+        places: Its position; several if splits share it.
         folder: The cache folder with its index.
-        name: The digits of its name there.
+        name: The digits in the index name.
         rows: Number of rows.
-        skipped: Samples of the primary that have no row.
+        skipped: Primary samples without a row.
         missing: Rows without a sample of a dataset, by the dataset's path.
-        built: False if the index was there and is valid.
+        built: False if a valid index already existed.
     """
 
     places: tuple[str, ...]
@@ -64,13 +64,13 @@ class PreparedJoin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetadatasetReport:
-    """What preparing a metadataset did.
+    """The result of preparing a metadataset.
 
     Attributes:
-        path: The metadataset: a path, or the text of a URL.
-        joins: Its joins, those of nested metadatasets included, in document order.
-        removed: Names of indices that no join needs any more and that were removed.
-        notes: What the caller should know though it is no error.
+        path: The metadataset: a path, or a URL as text.
+        joins: Its joins, including those of nested metadatasets, in document order.
+        removed: Names of removed indexes that no join needs any more.
+        notes: Remarks that are not errors.
         elapsed_s: Wall-clock time.
     """
 
@@ -88,7 +88,7 @@ def prepare_joins(
     progress: JoinProgress | None = None,
     memory_bytes: int = JOIN_MEMORY_BYTES,
 ) -> MetadatasetReport:
-    """Write the indices of the joins of a metadataset; see `prepare_metadataset`."""
+    """Write the indexes of the joins of a metadataset; see `prepare_metadataset`."""
     started = time.monotonic()
     pending = _without_repetitions(joins)
     total = sum(each.keys for each in pending)
@@ -127,9 +127,9 @@ class JoinPlan:
     """A join of a metadataset that gets an index.
 
     Attributes:
-        places: Where it is; several where splits share it.
-        keys: Number of keys that are compared, in all its datasets.
-        write: The folder of its index. One that is there and valid is left alone.
+        places: Its position; several if splits share it.
+        keys: Number of keys to compare, in all its datasets.
+        write: The folder of its index. An existing valid index is kept.
     """
 
     places: tuple[str, ...]
@@ -137,13 +137,13 @@ class JoinPlan:
     write: Path
 
     def lines(self) -> Iterator[str]:
-        """The plan in words, a line each."""
+        """Yield the lines of a description of the plan."""
         yield f"  join    {', '.join(self.places)}: {counted(self.keys, 'key')}"
-        yield f"  write   {self.write}, unless it is there and valid"
+        yield f"  write   {self.write}, unless a valid index exists"
 
 
 def plan_joins(joins: Sequence[JoinedLeafDataset]) -> tuple[JoinPlan, ...]:
-    """What `prepare_joins` writes."""
+    """Return what `prepare_joins` will write."""
     return tuple(
         JoinPlan(places=tuple(each.places), keys=each.keys, write=join_folder(each.folder, each.name))
         for each in _without_repetitions(joins)
@@ -152,7 +152,7 @@ def plan_joins(joins: Sequence[JoinedLeafDataset]) -> tuple[JoinPlan, ...]:
 
 @dataclass(kw_only=True, slots=True)
 class _Pending:
-    """A join that is to have an index."""
+    """A join that needs an index."""
 
     places: list[str] = field(default_factory=list[str])
     metadataset: str
@@ -164,16 +164,16 @@ class _Pending:
     energon_name: str | None
 
     def stored_names(self) -> list[str]:
-        """Names of what it has in its folder."""
+        """Return the names of its files in its folder."""
         files = (index_file_name(self.name), self.energon_name)
-        there = [name for name in files if name and (self.folder / name).exists()]
-        return [join_folder(self.folder, self.name).name, *there]
+        existing = [name for name in files if name and (self.folder / name).exists()]
+        return [join_folder(self.folder, self.name).name, *existing]
 
 
 def _without_repetitions(joins: Sequence[JoinedLeafDataset]) -> list[_Pending]:
     found: dict[tuple[Path, str], _Pending] = {}
     for join in joins:
-        assert join.metadataset is not None  # it was read from a file
+        assert join.metadataset is not None  # the join comes from a file
         samples = join.inputs()
         folder, name = cache_folder(join.metadataset), name_of(samples)
         if (folder, name) not in found:
@@ -210,7 +210,7 @@ def _prepare(pending: _Pending, memory_bytes: int, advance: Callable[[int, int],
 
 
 def _store_remote(pending: Sequence[_Pending], path: str) -> list[str]:
-    """Put indices of metadatasets in object stores beside these; return the names of those that were removed there."""
+    """Copy indexes of metadatasets in object stores next to these. Returns the names of indexes removed there."""
     metadatasets = dict.fromkeys(each.metadataset for each in pending if is_url(each.metadataset))
     if is_url(path):
         metadatasets[path] = None
@@ -224,10 +224,10 @@ def _store_remote(pending: Sequence[_Pending], path: str) -> list[str]:
 
 
 def _kept_here(pending: Sequence[_Pending]) -> list[str]:
-    """Say which indices other machines will not find."""
+    """Return notes about indexes that other machines will not find."""
     return [
-        f"{each.places[0]}: a web server cannot be written, so that the index is for this machine only; prepare the "
-        f"metadataset where its files lie, and serve {each.metadataset}.cache too"
+        f"{each.places[0]}: a web server is read-only, so the index is only on this machine. Prepare the metadataset "
+        f"on the machine that holds its files, and serve {each.metadataset}.cache too"
         for each in pending
         if not can_hold_joins(each.metadataset)
     ]
@@ -243,13 +243,13 @@ def _existing(pending: _Pending) -> JoinIndex | None:
         return None
     file = pending.folder / index_file_name(pending.name)
     datasets = None if file.exists() else only_datasets(pending.inputs)
-    if datasets is not None:  # Energon's `prepare` removes what it did not write
+    if datasets is not None:  # Energon's `prepare` removes files that it did not write
         write_energon_form(file, datasets, index.rows)
     return index
 
 
 def _remove_stale(cache: Path, wanted: set[str]) -> tuple[str, ...]:
-    """Remove joins of ours that are not wanted, in both forms."""
+    """Remove joins of this library that are no longer needed, in both forms."""
     removed: list[str] = []
     prefix = join_folder(cache, "").name
     for folder in sorted(cache.glob(f"{prefix}*")):
@@ -268,30 +268,30 @@ def _remove_stale(cache: Path, wanted: set[str]) -> tuple[str, ...]:
 
 
 def _name_for_energon(joins: Sequence[_Pending]) -> list[str]:
-    """Give index files the names that Energon looks for, where these are clear, and say where they are not."""
+    """Link index files under the names that Energon expects, if these are unambiguous. Returns notes on the others."""
     notes = ((join.places[0], _name_one_for_energon(join, joins)) for join in joins)
     return [f"{where}: {note}" for where, note in notes if note]
 
 
 def _name_one_for_energon(join: _Pending, joins: Sequence[_Pending]) -> str:
-    """Why there is no such name; empty: there is one."""
+    """Return the reason why there is no such name; empty if there is one."""
     if join.has_arrays:
-        return "Energon cannot load this join, as it knows no arrays"
+        return "Energon cannot load this join, because it does not support arrays"
     if join.energon_name is None:
         return (
-            "Energon cannot load this join, as a dataset has no index.uuid, or has several sample excludes, for which "
-            "it looks for another name in every process"
+            "Energon cannot load this join: a dataset has no index.uuid, or several excluded samples, for which each "
+            "Energon process expects a different name"
         )
     theirs, ours = join.folder / join.energon_name, join.folder / index_file_name(join.name)
     named = {each.places[0]: (each.folder, each.energon_name) for each in joins if each is not join}
     if rivals := [place for place, name in named.items() if name == (join.folder, join.energon_name)]:
-        return f"Energon has one name for this join and for {', '.join(rivals)}, so it is not given to either"
+        return f"Energon has the same name for this join and for {', '.join(rivals)}, so neither gets it"
     if not theirs.exists():
         _link(ours, theirs)
     elif not (ours.samefile(theirs) or filecmp.cmp(ours, theirs, shallow=False)):
         return (
-            f"{theirs}, which Energon would load, has other rows or another order and is left as it is; remove it and "
-            "prepare again to put ours in its place"
+            f"{theirs}, which Energon would load, has other rows or another order and is kept. To replace it, remove "
+            f"it and prepare again"
         )
     return ""
 

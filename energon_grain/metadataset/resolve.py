@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From documents to dataset nodes: nested files are read, and what outer levels say is merged into the leaves.
+"""Resolve documents into dataset nodes: read nested files, and merge settings of outer levels into the leaves.
 
-The rules are Energon's: the split part nearest to a leaf counts; of tags, the outermost; passes multiply; of subsets,
-the inner one is taken first; weights and repetitions never mix along a path.
+The rules are Energon's: the innermost split part applies; outermost tags win; passes multiply; inner subsets apply
+first; weights and repetitions never mix along a path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset,
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.formats.data_files import BETWEEN
 from energon_grain.formats.nv_meta import not_prepared
-from energon_grain.forms import Place, asked_at, wrong
+from energon_grain.forms import Place, errors_at, wrong
 from energon_grain.kinds.joins.leaf import ArrayDataset, JoinedLeafDataset, JoinMember
 from energon_grain.kinds.joins.members import Keys
 from energon_grain.kinds.prepared.kind import FILESYSTEM, of_plain_folder
@@ -48,7 +48,7 @@ Conditional: TypeAlias = (
 
 
 class Document(Protocol):
-    """What says which node to load for a split part; see `DatasetLoaderInterface`."""
+    """Returns the node to load for a split part; see `DatasetLoaderInterface`."""
 
     @property
     def file(self) -> str | None: ...
@@ -58,18 +58,18 @@ class Document(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inherited:
-    """What outer levels say to a node.
+    """Settings that a node inherits from outer levels.
 
     Attributes:
-        split_part: The part to read where the node names none.
+        split_part: The part to read if the node names none.
         subflavors: Tags that override the node's.
-        passes: Passes shuffled as one, of all outer levels together.
-        subset: What to take of the node; always by shares, except from the program to a single dataset.
-        where: What samples must meet.
-        mode: Which kind of blend the node is in, and where that stands.
-        chain: (absolute path, split) of the files that lead here.
+        passes: Passes shuffled together, combined over all outer levels.
+        subset: Range of the node's samples; in shares, except from the program to a single dataset.
+        where: Condition on the samples.
+        mode: The kind of blend that contains the node, and its position.
+        chain: (absolute path, split) of the enclosing files.
         through: Their paths as written, without the first.
-        folder: What paths are relative to.
+        folder: Folder for relative paths.
     """
 
     split_part: str
@@ -83,7 +83,7 @@ class Inherited:
     folder: str = ""
 
     def with_tagged(self, node: DatasetReference | MetadatasetJoin) -> Inherited:
-        """What a dataset or join makes of it: its own split part counts, but outer tags win over its own."""
+        """Merge a dataset or join: its own split part applies, but outer tags override its own."""
         return replace(
             self,
             split_part=node.split_part or self.split_part,
@@ -93,7 +93,7 @@ class Inherited:
 
 
 def combine_passes(outer: int | None, inner: int | None) -> int | None:
-    """Combine `shuffle_over_epochs_multiplier` of two levels: None wins, then -1, else they multiply."""
+    """Combine `shuffle_over_epochs_multiplier` of two levels: None wins, then -1, otherwise they multiply."""
     if outer is None or inner is None:
         return None
     return -1 if -1 in (outer, inner) else outer * inner
@@ -103,13 +103,13 @@ class Resolver:
     """Resolves documents; reads each nested file once.
 
     Args:
-        leaf: Makes a leaf of what the documents say of it; what the program says of all leaves it adds.
+        leaf: Makes a leaf from the settings of documents, and adds the program's settings for all leaves.
         read: Reads a nested file.
-        require_data: Whether a dataset that is missing on this machine is an error.
+        require_data: Whether a dataset missing on this machine is an error.
 
     Attributes:
-        mixed_at: Where the blend stands that was resolved last; at the end, the outermost.
-        endless_at: Where a concat stands that has a blend by weights in it, which no training comes to an end of.
+        mixed_at: Position of the last resolved blend; at the end, the outermost one.
+        endless_at: Position of a concat that contains a blend by weights, which training never finishes.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Resolver:
             tags=inner.subflavors,
             shuffle_over_epochs_multiplier=inner.passes,
             place=node.at,
-            **{name: said for name, said in named.items() if said is not None},
+            **{name: value for name, value in named.items() if value is not None},
             **more,
         )
 
@@ -205,7 +205,7 @@ class Resolver:
         place = node.at
         for name in ("aux", "dataset_config", "split_config", "name"):
             if getattr(node, name) is not None:
-                raise wrong(place.at(name), f"{path} is a metadataset; `{name}` belongs to the datasets in it")
+                raise wrong(place.at(name), f"{path} is a metadataset: write `{name}` at the datasets in it")
         subset = _subset(node.subset, inner.subset, place, leaf=False)
         _check_chain(inner.chain, (path, inner.split_part), place)
         if path not in self._documents:
@@ -246,16 +246,16 @@ class Resolver:
         path = _absolute(member.path, outer.folder, place)
         kind = METADATASET if is_file_of(path, METADATASET_ENDINGS) else self._kind(path, member.at)
         if kind is METADATASET:
-            raise wrong(place, f"{path}: is a metadataset; join the datasets in it, and mix the joins")
+            raise wrong(place, f"{path}: is a metadataset: join the datasets in it, and mix the joins")
         if kind is not None and kind.joined_by is not None:
-            said = f"{kind.described}, which is joined by `{kind.joined_by}:` in place of `path:`"
-            raise wrong(place, f"{path}: is {said}")
+            advice = f"{kind.described}, which is joined by `{kind.joined_by}:` in place of `path:`"
+            raise wrong(place, f"{path}: is {advice}")
         inner = replace(
             outer, split_part=member.split_part or outer.split_part, subflavors={**member.tags, **outer.subflavors}
         )
-        # What a joined dataset holds is the joiner's matter, so that it is not compared with what the program asks for.
+        # The joiner decides on the content of joined datasets, so it is not compared with the requested type.
         configs = {name: getattr(join, name) for name in ("dataset_config", "split_config")}
-        given = {name: said for name, said in configs.items() if said is not None and getattr(member, name) is None}
+        given = {name: value for name, value in configs.items() if value is not None and getattr(member, name) is None}
         return self._made(member, inner, path, kind, sample_type=None, **given)
 
     def _array(self, member: JoinArrayReference, argument: str | None, inner: Inherited) -> ArrayDataset:
@@ -265,7 +265,7 @@ class Resolver:
                 continue
             paths[name] = path = _absolute(written, inner.folder, member.at.at(name))
             if self._require_data and not is_url(path) and not os.path.exists(path):
-                raise DatasetNotFoundError(f"{member.at.at(name)}: {path}: there is nothing there")
+                raise DatasetNotFoundError(f"{member.at.at(name)}: {path}: no such file or folder")
         return ArrayDataset(
             path=paths["array"],
             keys=paths.get("keys"),
@@ -275,12 +275,13 @@ class Resolver:
         )
 
     def _kind(self, path: str, place: Place) -> Kind | None:
-        """What lies at the path of a leaf, decided here for good; None: of a store that is asked when it is used."""
+        """Return the kind of the data at the path of a leaf; None: a store that is opened on first use."""
         if is_url(path) and not self._require_data:
             return kind_by_name(path)
         kind = _kind_at(path, place.at("path"))
         if kind is FILESYSTEM:
-            raise wrong(place.at("path"), of_plain_folder(path))
+            message = of_plain_folder(path)
+            raise wrong(place.at("path"), message) if place.steps else ConfigError(message)
         if kind is NOTHING and self._require_data:
             raise DatasetNotFoundError(f"{place.at('path')}: {not_prepared(path)}")
         return kind
@@ -290,7 +291,7 @@ class Resolver:
         path = _absolute(aux.path, folder, place)
         if self._require_data:
             if aux.kind == "filesystem" and not is_url(path) and not os.path.isdir(path):
-                raise DatasetNotFoundError(f"{place}: {path}: there is no such folder")
+                raise DatasetNotFoundError(f"{place}: {path}: no such folder")
             if aux.kind == "webdataset" and _kind_at(path, place).store is None:
                 may_be_plain = is_url(path) or os.path.isdir(path)
                 plain = f", or write filesystem://{aux.path} for a folder of plain files" if may_be_plain else ""
@@ -299,12 +300,12 @@ class Resolver:
 
 
 def _absolute(written: str, folder: str, place: Place) -> str:
-    with asked_at(place):  # of a path that leads out of a bucket
+    with errors_at(place):  # for example a path that leaves its bucket
         return BETWEEN.join(piece and absolute(piece, folder) for piece in str(written).split(BETWEEN))
 
 
 def _kind_at(path: str, place: Place) -> Kind:
-    with asked_at(place):  # of a store that cannot be read
+    with errors_at(place):  # for example a store that cannot be read
         return kind_at(path)
 
 
@@ -312,7 +313,7 @@ def _subset(own: Subset | None, outer: Subset | None, place: Place, *, leaf: boo
     if own is not None and own.absolute is not None and not leaf:
         raise wrong(
             place.at("subset"),
-            f"{own} counts samples, which is only allowed for a leaf dataset; use percentages here, or numbers at a "
+            f"{own} counts samples, which is only allowed for a single dataset: use percentages here, or move it to a "
             f"dataset",
         )
     try:
@@ -322,7 +323,7 @@ def _subset(own: Subset | None, outer: Subset | None, place: Place, *, leaf: boo
 
 
 def _where(node: Conditional, inherited: Inherited) -> Expression | None:
-    with asked_at(node.at):
+    with errors_at(node.at):
         return combine_expressions(node.where, inherited.where)
 
 
@@ -331,14 +332,14 @@ def _mode(node: MetadatasetBlend | MetadatasetBlendEpochized, inherited: Inherit
     if inherited.mode is not None and inherited.mode[0] != mode:
         raise wrong(
             node.at,
-            f"a `{mode}` cannot be inside the `{inherited.mode[0]}` at {inherited.mode[1]}: weights make an endless "
-            "stream, repetitions an epoch; use one of them along a path",
+            f"a `{mode}` cannot be inside the `{inherited.mode[0]}` at {inherited.mode[1]}: weights define an endless "
+            "stream, repetitions an epoch. Use only one of them along a path",
         )
     return inherited.mode or (mode, node.at)
 
 
 def _check_chain(chain: tuple[tuple[str, str], ...], here: tuple[str, str], place: Place) -> None:
-    """Check that a file and split is not one of those that lead to it."""
+    """Check that a file and split does not contain itself."""
     real = [(file if is_url(file) else os.path.realpath(file), split) for file, split in (*chain, here)]
     if real[-1] in real[:-1]:
         shown = " -> ".join(f"{file} [{split}]" for file, split in (*chain, here))

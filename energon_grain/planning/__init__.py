@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans over what is known of samples before they are read: equal work of hosts, shares of cost, packs."""
+"""Plans made from columns before samples are read: equal work of hosts, shares of cost, packs."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A blend whose weights are shares of what samples cost."""
+"""A blend whose weights are shares of sample costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from energon_grain.samplers.weights import Weight
 def blend_by_cost(
     to: Lowering, parts: Sequence[Part], schedule: Sequence[tuple[int, Sequence[Weight]]], unit: Expression
 ) -> Part:
-    """The blend of parts, by what samples cost. Raises ConfigError if that is not known before they are made."""
+    """Return the blend of parts by sample costs. Raises ConfigError if the costs are not known in advance."""
     arithmetic = _require_known(parts, unit)
     requested_by = f"weight_unit='{unit}'"
     costs = [[Costs(leaf.resolved.source, unit, requested_by) for leaf in part.leaves] for part in arithmetic]
@@ -43,12 +43,12 @@ def blend_by_cost(
 
 
 def _require_known(parts: Sequence[Part], unit: Expression) -> list[IndexPart]:
-    """The parts, whose costs are known before items are made. Raises ConfigError if some are not."""
+    """Return the parts if the costs of their items are known in advance. Raises ConfigError otherwise."""
     arithmetic = [part for part in parts if isinstance(part, IndexPart) and not part.drops and not part.batches]
     if len(arithmetic) < len(parts):
         raise ConfigError(
-            f"BlendDataset: weight_unit='{unit}': one of the datasets filters, groups, batches or packs, so what "
-            f"its items cost is not known before they are made: do that above it; in place of a filter, give "
-            f"the leaf a `where` of columns"
+            f"BlendDataset: weight_unit='{unit}': one of the datasets filters, groups, batches or packs, so the costs "
+            f"of its items are unknown in advance. Do that above the blend; in place of a filter, give the leaf a "
+            f"`where` of columns"
         )
     return arithmetic

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blend children by cost: weights are shares of what samples cost (their tokens, say), not of their number. Endless.
+"""Blend children by cost: weights are shares of sample costs (such as tokens), not of sample counts. Endless.
 
-A child's items lie behind each other on its own axis, each as long as it costs, and an item stands where its middle is.
-Two children of weights a and b are merged by (middle / weight), in exact integers: at every prefix each of them is off
-its share of the cost by at most half of the largest item, since a threshold t cuts the axes at a t and b t, and an item
-is taken when the cut has passed its middle. More children are merged in pairs, down Huffman's tree of their weights,
-where each child takes over its share of the error of its pair. (All children merged at once by their middles would not
-do: a hundred equal ones ask for their first item at the same time, and one beside them that has half of the cost falls
-behind by 50 items.) What stands at the same place on both sides goes first by a keyed coin, so that equal costs do not
-give a pattern that hosts could fall in step with.
+Each child's items are laid out on its own axis, with lengths equal to their costs; the position of an item is its
+middle. Two children of weights a and b are merged by (middle / weight), in exact integers. In every prefix, each child
+is off its share of the cost by at most half of the largest item, because a threshold t cuts the axes at a t and b t,
+and an item is taken when the cut has passed its middle. More children are merged in pairs, down the Huffman tree of
+their weights, where each child inherits its share of the error of its pair. (Merging all children at once by their
+middles would fail: a hundred equal children request their first item at the same time, and a further child with half of
+the cost falls behind by 50 items.) A keyed coin decides which side goes first at equal positions, so equal costs do not
+form a pattern that hosts could fall in step with.
 
-Errors add up to less than the largest item nearly always. Where an item would put a child further from its share than
-the largest item so far, another comes in its place: of the children that are not ahead the one that would first be too
-far behind. The merging goes on from there. So at every prefix no child is further from its share than the largest item
-(by up to 0.7 % more was found by searching for the worst weights of items that all cost the same, never otherwise). In
-parts of the largest item that came until then it may be a little more, before the first large one comes.
+Errors nearly always add up to less than the largest item. If an item would put a child further from its share than the
+largest item so far, another item replaces it: among the children that are not ahead, from the one that would be too far
+behind first. Merging continues from there. In every prefix, no child is therefore further from its share than the
+largest item. (A search for the worst weights of items with equal costs found up to 0.7 % more, and never more for other
+items.) Relative to the largest item so far, the distance may be slightly larger before the first large item.
 
-Of items that cost 3 each of a child of weight 1, and of such that cost 1 of a child of weight 2, with the middles 1.5,
-4.5, ... and 0.25, 0.75, ... (over the weights), come first `b b b a b b b b b b a`.
+Example: child a of weight 1 has items of cost 3, child b of weight 2 has items of cost 1. The middles over the weights
+are 1.5, 4.5, ... and 0.25, 0.75, ..., and the first items are `b b b a b b b b b b a`.
 
-It is a fold (`samplers.fold`): windows of some thousand items are merged at once, and carry a count and a sum a child.
-Child positions are handed out in ascending order, so a child's lanes are mixed: any host reads from all blocks of a
+It is a fold (`samplers.fold`): windows of a few thousand items are merged at once, with a count and a sum per child as
+carry. Child positions are assigned in ascending order, which mixes a child's lanes: any host reads from all blocks of a
 shuffle in blocks.
 
 Source: the deficits of fair queueing (Demers, Keshav, Shenker, SIGCOMM 1989), with shares of pairs as in `blend`.
@@ -48,19 +48,19 @@ ChildCosts = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 Int64Array = npt.NDArray[np.int64]
 
 _WINDOW = 8192
-"""Items that are merged at once, about; with more than a hundred children so many for each that calls do not count."""
+"""Approximate items per merge. With more than a hundred children: enough items per child to amortise calls."""
 _OF_A_CHILD = 64
-_ASKED_AT_ONCE = 4096
-"""Costs of a child that are asked for at once."""
+_FETCHED_AT_ONCE = 4096
+"""Costs of a child that are fetched at once."""
 _SEEN_FIRST = 1024
 _IN_64_BITS = 1 << 61
 _LARGEST_WINDOW = 1 << 60
-"""What a window may cost: its sums fit into 64 bits, as an item costs 2**52 at most."""
+"""Maximum cost of a window: its sums fit into 64 bits, because an item costs at most 2**52."""
 _HEAD = 3
-"""Numbers of a carry before those of children: position, largest cost so far, halvings of the next window."""
+"""Numbers in a carry before those of children: position, largest cost so far, halvings of the next window."""
 _HALVINGS = 5
 _NOTHING = 1 << 20
-"""Items without any cost, one after the other, behind which a child is taken for one that has none at all."""
+"""Consecutive items without cost after which a child counts as having no cost at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +74,31 @@ class _Node:
     key: int = 0
 
 
-class _Ahead:
-    """The costs of one child from some position on, asked for in larger pieces."""
+class _CostBuffer:
+    """The costs of one child from a position on, fetched in larger pieces."""
 
     def __init__(self, costs: ChildCosts) -> None:
         self._costs = costs
         self._first, self._held = 0, np.zeros(0, np.int64)
 
     def until(self, first: int, cost: int) -> Int64Array:
-        """Costs of the positions from `first` on: the fewest that sum up to `cost`, at least one."""
+        """Return the costs of the positions from `first` on: the fewest that sum up to `cost`, at least one."""
         if not self._first <= first <= self._first + len(self._held):
             self._first, self._held = first, self._held[:0]
         self._held, self._first = self._held[first - self._first :], first
         while True:
             totals = np.cumsum(self._held)
-            if len(totals) and totals.min() < 0:  # from there on sums do not fit; those before are more than is asked
+            if len(totals) and totals.min() < 0:  # later sums overflow; the sums before already suffice
                 totals = totals[: int(np.argmax(totals < 0))]
             if len(totals) and totals[-1] >= cost:
                 return self._held[: max(1, int(np.searchsorted(totals, cost, side="left")) + 1)]
             if len(totals) > _NOTHING and not totals[-1]:
                 raise ConfigError(
-                    f"a blend by cost: {len(totals):,} samples of one dataset cost nothing, one after the other, so it "
-                    f"would never have had its share; leave such samples out with `where`, or give it another unit"
+                    f"a blend by cost: {len(totals):,} consecutive samples of one dataset cost nothing, so it would "
+                    f"never reach its share: leave such samples out with `where`, or use another unit"
                 )
             begin = first + len(totals)
-            more = self._costs(np.arange(begin, begin + max(_ASKED_AT_ONCE, len(totals))))
+            more = self._costs(np.arange(begin, begin + max(_FETCHED_AT_ONCE, len(totals))))
             self._held = np.concatenate([self._held, more])
 
 
@@ -106,17 +106,17 @@ class CostBlend:
     """An endless stream of positions of several children, in shares of cost by weight.
 
     Args:
-        schedule: as of a `Blend`. A segment begins new shares: what came before it is not made up for.
-        costs: of each child.
+        schedule: See `Blend`. Each segment starts new shares, without compensation for earlier ones.
+        costs: Costs of each child.
         key: 64-bit key, `fold(seed, node key, ...)`.
 
     Attributes:
-        weights: integer weights of each segment.
-        starts: first position of each segment.
+        weights: Integer weights of each segment.
+        starts: First position of each segment.
         means: (children,) mean cost of the first 1,024 items of each child.
 
     Raises:
-        ConfigError: a child's first items cost nothing, or a weight would round to nothing.
+        ConfigError: A child's first items cost nothing, or a weight would round to zero.
     """
 
     __slots__ = ("_ahead", "_costs", "_fold", "_key", "_trees", "_window", "means", "starts", "weights")
@@ -128,22 +128,22 @@ class CostBlend:
         self.weights = tuple(integer_weights(weights) for _, weights in schedule)
         self._key = key
         self._costs = tuple(costs)
-        self._ahead = [_Ahead(each) for each in costs]
+        self._ahead = [_CostBuffer(each) for each in costs]
         self._trees = [_tree(weights, fold_array(key, number)) for number, weights in enumerate(self.weights)]
         self.means = tuple(float(each(np.arange(_SEEN_FIRST)).mean()) for each in costs)
         for ahead in self._ahead:
-            ahead.until(0, 1)  # or it has no cost at all
+            ahead.until(0, 1)  # raises if it has no cost at all
         items = max(_WINDOW, _OF_A_CHILD * len(costs))
         self._window = [self._cost_of(items, weights) for weights in self.weights]
         self._fold = Fold((0,) * (_HEAD + 2 * len(costs)), self._advance)
 
     def _cost_of(self, items: int, weights: Sequence[int]) -> int:
-        """What about so many items cost, as far as the first ones tell; sums of fewer, where those are very large."""
+        """Return the approximate cost of `items` items, estimated from the first ones, limited to a window."""
         shares = [weight / mean if mean else 0.0 for weight, mean in zip(weights, self.means, strict=True)]
         return min(_LARGEST_WINDOW, max(1, round(items * sum(weights) / (sum(shares) or 1.0))))
 
     def route(self, position: Int64Array) -> Routes:
-        """Give the child and the child position at each position (at least 0, any order)."""
+        """Return the child and the child position at each position (at least 0, any order)."""
         order = np.argsort(position, kind="stable")
         ascending = position[order]
         child, below = np.empty(len(position), np.int32), np.empty(len(position), np.int64)
@@ -164,7 +164,7 @@ class CostBlend:
         saved.restore(self._fold, carry, position)
 
     def counts(self, carry: Carry) -> Sequence[int]:
-        """Positions of each child that lie before a carry. Raises ValueError if it is of another number of children."""
+        """Return the positions of each child before a carry. Raises ValueError if its number of children differs."""
         if len(carry) != _HEAD + 2 * len(self._costs):
             raise ValueError(f"{len(carry)} numbers for {len(self._costs)} datasets")
         counts = carry[_HEAD : _HEAD + len(self._costs)]
@@ -173,7 +173,7 @@ class CostBlend:
         return counts
 
     def _advance(self, carry: Carry) -> tuple[tuple[npt.NDArray[np.int32], Int64Array], Carry]:
-        """The children and child positions of a window, and the carry behind it."""
+        """Return the children and child positions of a window, and the carry after it."""
         children = len(self._costs)
         position, largest, halvings = carry[:_HEAD]
         counts, sums = list(self.counts(carry)), list(carry[_HEAD + children :])
@@ -212,7 +212,7 @@ class CostBlend:
     def _items(
         self, node: _Node, counts: Sequence[int], sums: Sequence[int], cost: int
     ) -> tuple[npt.NDArray[np.int32], Int64Array]:
-        """Children and costs of a node's next items: a prefix that costs about `cost`, or nothing where that is 0."""
+        """Return children and costs of a node's next items: a prefix that costs about `cost`; empty for 0."""
         if node.left is None or node.right is None:
             if cost <= 0:
                 return np.zeros(0, np.int32), np.zeros(0, np.int64)
@@ -225,7 +225,7 @@ class CostBlend:
         labels_right, costs_right = self._items(
             right, counts, sums, -(-right.weight * until // node.weight) - before_right
         )
-        # Twice the middles over the weights, brought to one denominator, from where the right side stands.
+        # Twice the middles over the weights, on one common denominator, relative to the right side's position.
         ahead = 2 * (before_left * right.weight - before_right * left.weight)
         total_left, total_right = int(costs_left.sum()), int(costs_right.sum())
         largest = 4 * max(total_left * right.weight, total_right * left.weight) + 2 * abs(ahead) + 2
@@ -236,7 +236,7 @@ class CostBlend:
         key_left = 2 * ((starts + ends).astype(kind) * right.weight + ahead) + (coin.astype(np.int64) - 1)
         ends = np.cumsum(costs_right)
         key_right = 2 * ((2 * ends - costs_right).astype(kind) * left.weight)
-        # Behind the nearer end of the two there may be items on that side that are not known yet.
+        # Behind the nearer end of the two sides, that side may have items that are not known yet.
         known = 2 * min(2 * total_left * right.weight + ahead, 2 * total_right * left.weight) - 1
         count_left = int(np.searchsorted(key_left, known, side="left"))
         count_right = int(np.searchsorted(key_right, known, side="left"))
@@ -252,8 +252,8 @@ class CostBlend:
 def _by_child(
     labels: npt.NDArray[np.int32], children: int
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Places of the items, child by child; how many each child has; and where each begins among these places."""
-    short = labels.astype(np.int16) if children < 1 << 15 else labels  # which numpy sorts by radix
+    """Return positions of the items child by child, the count of each child, and where each child starts."""
+    short = labels.astype(np.int16) if children < 1 << 15 else labels  # numpy sorts int16 by radix
     found = np.bincount(labels, minlength=children)
     return np.argsort(short, kind="stable"), found, np.cumsum(found) - found
 
@@ -265,9 +265,9 @@ def _within(
     costs: Int64Array,
     largest: Int64Array,
 ) -> tuple[int, int]:
-    """How many items may be taken before one puts a child too far from its share, and the child that comes instead.
+    """Return how many items fit before one puts a child too far from its share, and the child to use instead.
 
-    A child is furthest behind right before each of its items, and at the end; furthest ahead right behind them.
+    A child is furthest behind directly before each of its items and at the end, and furthest ahead directly after them.
     """
     whole, total = sum(weights), sum(sums)
     ends = np.cumsum(costs)
@@ -291,11 +291,11 @@ def _within(
     if not len(wrong) and not len(late):
         return len(labels), -1
     for at in range(len(labels)):
-        # Rare, and few items: one after the other.
+        # Rare, and few items: one by one.
         now = ahead - weight * costs[at]
         now[labels[at]] += whole * int(costs[at])
         if int(abs(now).max()) > bounds[at]:
-            # Of those that are not ahead, the one that would first be too far behind.
+            # Among the children that are not ahead, the one that would be too far behind first.
             left = np.where((weight > 0) & (ahead <= 0), (bounds[at] + ahead) / np.maximum(weight, 1), np.inf)
             instead = int(np.argmin(left))
             if instead != labels[at]:
@@ -305,14 +305,14 @@ def _within(
 
 
 def _below(node: _Node, sums: Sequence[int]) -> int:
-    """What was taken of the children below a node."""
+    """Return the sum over the children below a node."""
     if node.left is None or node.right is None:
         return sums[node.child]
     return _below(node.left, sums) + _below(node.right, sums)
 
 
 def _tree(weights: Sequence[int], key: int) -> _Node:
-    """Huffman's tree of the children that have a weight."""
+    """Return the Huffman tree of the children with a weight."""
     number = itertools.count()
     heap = [(weight, next(number), _Node(weight, child)) for child, weight in enumerate(weights) if weight]
     heapq.heapify(heap)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a blend by cost promises of its leaves, to be compared with what was read."""
+"""The targets of a blend by cost for its leaves, to compare with the samples read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from energon_grain.stream.spec import StreamSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CostShares:
-    """What a blend by cost promises of its leaves.
+    """The targets of a blend by cost for its leaves.
 
     Attributes:
         weights: (segments, children) of its children.
-        means: (children,) what a sample of each costs on average, about.
-        child: (leaves,) number of the child that each leaf is in.
-        costs: Of the samples of each leaf.
+        means: (children,) approximate mean cost of a sample.
+        child: (leaves,) number of the child that contains each leaf.
+        costs: Costs of the samples of each leaf.
     """
 
     weights: npt.NDArray[np.float64]
@@ -34,7 +34,7 @@ class CostShares:
     costs: list[Costs]
 
     def of(self, draws: Draws) -> npt.NDArray[np.float64]:
-        """(leaves,) what samples of each leaf cost together."""
+        """Return (leaves,) the total cost of the samples of each leaf."""
         costs = costs_of(self.costs, draws.members)
         return np.bincount(draws.members.leaf, weights=costs, minlength=len(self.child)) / PARTS_OF_ONE
 
@@ -42,34 +42,34 @@ class CostShares:
         self,
         cost: npt.NDArray[np.float64],
         samples: npt.NDArray[np.int64],
-        asked: npt.NDArray[np.float64] | None,
+        requested: npt.NDArray[np.float64] | None,
     ) -> list[float | None]:
-        """What each leaf should have of all that was read; None: it shares a child with others, or a schedule decides.
+        """Return each leaf's target of the total cost; None: it shares a child with others, or a schedule decides.
 
         Args:
-            cost: (leaves,) of what was read.
-            samples: (leaves,) that were read.
-            asked: (leaves,) as many samples as the positions until now ask for; None: only data could tell.
+            cost: (leaves,) cost of the samples read.
+            samples: (leaves,) number of samples read.
+            requested: (leaves,) samples requested by the positions so far; None: only data could tell.
         """
         children = len(self.means)
         if len(self.weights) == 1:
             shares = self.weights[0] / self.weights[0].sum()
-        elif asked is None or not asked.any():
+        elif requested is None or not requested.any():
             return [None] * len(cost)
         else:
-            shares = np.bincount(self.child, weights=asked, minlength=children) * self.means
+            shares = np.bincount(self.child, weights=requested, minlength=children) * self.means
             shares /= shares.sum()
-        within = np.ones(len(cost)) if asked is None else asked * cost / np.maximum(samples, 1)
+        within = np.ones(len(cost)) if requested is None else requested * cost / np.maximum(samples, 1)
         together = np.bincount(self.child, weights=within, minlength=children)[self.child]
         alone = np.bincount(self.child, minlength=children)[self.child] == 1
         parts = np.where(alone, 1.0, within / np.where(together > 0, together, 1))
-        known = alone if asked is None else np.ones(len(cost), np.bool_)
+        known = alone if requested is None else np.ones(len(cost), np.bool_)
         found = cost.sum() * shares[self.child] * parts
-        return [target if told else None for target, told in zip(found.tolist(), known.tolist(), strict=True)]
+        return [target if is_known else None for target, is_known in zip(found.tolist(), known.tolist(), strict=True)]
 
 
 def cost_shares(spec: StreamSpec) -> CostShares | None:
-    """What the weights of the outermost blend are shares of, where that is a cost; None: of samples."""
+    """Return the cost shares of the outermost blend, if it is a blend by cost; None: it blends by samples."""
     node: Any = spec.mixture
     while isinstance(node, Mapping) and isinstance(below := node.get("of", node.get("generate")), Mapping):
         node = below  # pyright: ignore[reportUnknownVariableType]

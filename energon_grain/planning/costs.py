@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What samples cost: an expression over their columns (tokens, bytes, seconds), as exact integers."""
+"""Costs of samples: an expression over their columns (tokens, bytes, seconds), as exact integers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from energon_grain.stream.index_map import Draws, IndexMap
 Int64Array = npt.NDArray[np.int64]
 
 PARTS_OF_ONE = 1024
-"""Costs are counted in so many parts of one: those of whole numbers exactly, others rounded."""
+"""Units per cost of 1. Whole costs are exact, others are rounded."""
 _LARGEST = 1 << 42
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The costs of the samples of one source, known without reading them. Picklable as the source is.
+    """The costs of the samples of one source, known without reading them. Picklable if the source is.
 
     Attributes:
-        source: Of the samples.
-        expression: From their columns to what each costs: a number, 0 or more.
-        said_by: What asks for them, as messages name it: `weight_unit='tokens'`.
+        source: Source of the samples.
+        expression: Maps their columns to a cost of 0 or more.
+        said_by: The setting that requires the costs, for messages: `weight_unit='tokens'`.
     """
 
     source: Source
@@ -36,10 +36,10 @@ class Costs:
     requested_by: str
 
     def of(self, indices: npt.NDArray[np.int64] | slice) -> npt.NDArray[np.int64]:
-        """(n,) costs of samples, in 1/1024.
+        """Return (n,) costs of samples, in 1/1024.
 
-        Raises KeyNotFoundError if a column is missing; says which command makes it, and ConfigError if the expression
-        is negative, not finite or above 2**42 for a sample, or not a number at all.
+        Raises KeyNotFoundError, with the command that makes the column, if a column is missing, and ConfigError if a
+        cost is negative, not finite, above 2**42 or not a number.
         """
         found = np.asarray(self.expression.of(lambda name: self.source.column(name, indices)))
         wrong = ~((found >= 0) & (found <= _LARGEST)) if found.dtype != np.bool_ else None
@@ -53,13 +53,13 @@ class Costs:
         index = range(len(self.source))[indices][place] if isinstance(indices, slice) else int(indices[place])
         raise ConfigError(
             f"{self.requested_by}: {self.source.path}: {self.source.place_of(index)}: {self.expression} is "
-            f"{found[place]}; what a sample costs must be a number from 0 to 2**42. Leave such samples out (`where: "
+            f"{found[place]}; the cost of a sample must be a number from 0 to 2**42. Leave such samples out (`where: "
             f"{self.expression} >= 0`), or measure the column again"
         )
 
     @property
     def ids(self) -> dict[str, str]:
-        """For each column that is asked for, what changes with its numbers."""
+        """For each column in the expression, an identifier that changes with its values."""
         return {name: self.source.column_id(name) for name in self.expression.names}
 
 
@@ -68,7 +68,7 @@ CostsOf = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 
 
 def costs_of(leaves: Sequence[Costs], draws: Draws) -> Int64Array:
-    """(n,) what samples cost, by the costs of each leaf; see `Costs.of`."""
+    """Return (n,) costs of samples, from the costs of each leaf; see `Costs.of`."""
     if len(leaves) == 1:
         return leaves[0].of(draws.index)
     found = np.empty(len(draws), np.int64)
@@ -79,9 +79,9 @@ def costs_of(leaves: Sequence[Costs], draws: Draws) -> Int64Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CostsOfStream:
-    """What the positions of an order cost, as a function of positions among those of all passes: (n,) of (n,).
+    """Costs of the positions of an order, as a function of positions over all passes: (n,) of (n,).
 
-    A pack costs what its samples cost together.
+    The cost of a pack is the total cost of its samples.
     """
 
     order: IndexMap

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Items that were planned, made of their samples where these are read."""
+"""Makes planned items from their samples, in the process that reads the samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from energon_grain.stream.spec import ItemSpec
 
 
 class PackMaker:
-    """Makes items of several samples, where packs are planned."""
+    """Makes items of several samples for planned packs."""
 
     def __init__(self, specs: Sequence[ItemSpec], hook_lock: threading.RLock) -> None:
         self._specs = specs
@@ -32,9 +32,9 @@ class PackMaker:
     def make(
         self, chunk: Chunk, packs: Items, samples: list[Any], restore_keys: list[RestoreKey], clock: Clock
     ) -> tuple[list[Any], list[RestoreKey], int]:
-        """The items of a chunk, their restore keys, and how many are not whole; `clock` takes the times of hooks.
+        """Return the items of a chunk, their restore keys, and the number of incomplete ones; `clock` times the hooks.
 
-        Raises FatalSampleError if a hook raised what no policy may skip.
+        Raises FatalSampleError if a hook raised an error that must not be skipped.
         """
         outcomes: list[Any] = []
         keys: list[RestoreKey] = []
@@ -56,13 +56,13 @@ class PackMaker:
         return outcomes, keys, drops
 
     def _item(self, key: RestoreKey, samples: list[Any], batch: int | None, clock: Clock) -> Any:
-        """The pack of a restore key, made of what is left of its samples."""
+        """Return the pack of a restore key, made from its remaining samples."""
         _, maker, number, members, ranges = key
         dropped = tuple(sample for sample in samples if type(sample) is Dropped)
         if dropped:
-            there = [at for at, sample in enumerate(samples) if type(sample) is not Dropped]
-            samples = [samples[at] for at in there]
-            ranges = None if ranges is None else [ranges[at] for at in there]
+            kept = [at for at, sample in enumerate(samples) if type(sample) is not Dropped]
+            samples = [samples[at] for at in kept]
+            ranges = None if ranges is None else [ranges[at] for at in kept]
         units = None if ranges is None else list(ranges)
         outcome = self._made(self._specs[maker], samples, units, number, members[0][0], batch, clock)
         if type(outcome) is not Dropped:
@@ -79,12 +79,12 @@ class PackMaker:
         batch: int | None,
         clock: Clock,
     ) -> Any:
-        """A pack, or the `Dropped` in its stead."""
+        """Return a pack, or the `Dropped` in its place."""
         value: Any = samples
         hook = spec.hooks[0][0]
         try:
             if not samples:
-                raise SkipSample("none of its samples is left")
+                raise SkipSample("all of its samples were dropped")
             for hook, key in spec.hooks:
                 call = hook
                 if ranges is not None:

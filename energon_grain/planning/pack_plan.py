@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planning packs from costs alone: which samples of a window go together, before any of them is read.
+"""Plan packs from costs alone: group the samples of a window before any of them is read.
 
-A pack is filled by the largest sample that still fits, again and again: that makes the packs of first fit decreasing
-(Johnson 1973), close to the best there are. Of samples of equal cost it does not matter which is taken. So a window is
-counted, how often there is each cost, and the search for the largest that fits is a bisection in the costs that are
-left, as in the best fit by integer lengths of Krell et al. (arXiv:2107.02027). Equal samples enter a pack together, and
-a pack that can be filled in the same way again is repeated as often as the counts allow: what takes time is the number
-of different packs.
+Each pack repeatedly takes the largest sample that still fits. The resulting packs are those of first fit decreasing
+(Johnson 1973), which are close to optimal. Samples of equal cost are interchangeable. A window is therefore reduced to
+counts per cost, and the largest fitting sample is found by bisection in the remaining costs, as in the best fit by
+integer lengths of Krell et al. (arXiv:2107.02027). Equal samples enter a pack together, and a pack that can be filled
+in the same way again is repeated while the counts allow it: the running time depends on the number of different packs.
 
-Two things keep this apart from sorting all samples at once. The packs of a window come in a keyed random order: by
-size, one of them would hold the longest samples, and training would see them first. And the emptiest packs do not come
-at all: their samples are the first of the next window, at most `CARRIED` of them, and none for more than `PATIENCE`
-windows. With windows of 16,384 samples this fills packs to 0.9999, 0.9999 and 0.9984 of what first fit decreasing over
-all of 1,000,000 samples at once does (Zipf 1.2, log-normal, uniform), for 1.5 to 3.3 µs a pack
-(`python -m benchmarks.plan_packs`).
+Two things differ from sorting all samples at once. The packs of a window are delivered in a keyed random order: in
+order of size, one pack would hold the longest samples, and training would see them first. And the emptiest packs are
+not delivered: their samples become the first of the next window, at most `CARRIED` of them, and none for more than
+`PATIENCE` windows. With windows of 16,384 samples, this fills packs to 0.9999, 0.9999 and 0.9984 of first fit
+decreasing over all of 1,000,000 samples (Zipf 1.2, log-normal, uniform), in 1.5 to 3.3 µs per pack (`python -m
+benchmarks.plan_packs`).
 
     costs 5 9 3 7 1 8, capacity 10:  9+1, 8, 7+3, 5      the packs, largest first
-    the emptiest is carried:         9+1, 8, 7+3         and the 5 is the first sample of the next window
+    the emptiest is carried:         9+1, 8, 7+3         and 5 is the first sample of the next window
 
-Several costs: samples are parted by all costs but the first (which are rounded up to 32nds of their capacities where
-that makes more than 64 parts); the search goes through the parts, and takes what has the largest share of all
+Several costs: samples are divided into parts by all costs except the first (rounded up to 32nds of their capacities if
+there would be more than 64 parts). The search covers all parts, and takes the sample with the largest share of all
 capacities together.
 """
 
@@ -39,11 +38,11 @@ Int64Array = npt.NDArray[np.int64]
 Oversize = Literal["error", "split", "drop", "alone"]
 
 CARRIED = 256
-"""Samples that a window leaves to the next one at most: so many positions a saved state may hold."""
+"""Maximum number of samples that a window leaves to the next one, and of positions in a saved state."""
 PATIENCE = 4
-"""Windows after which a sample is in a pack at the latest, however empty that is."""
+"""Maximum number of windows before a sample is packed, even into a nearly empty pack."""
 _FULL = 0.99
-"""A pack that is filled so far is not carried."""
+"""A pack filled to this share is not carried."""
 _PARTS, _GRID = 64, 32
 _FAR = 1 << 32
 
@@ -53,12 +52,12 @@ class WindowPacks:
     """The packs of a window.
 
     Attributes:
-        cuts: (packs + 1,) where each pack begins among the members.
-        members: (m,) number of a sample in the window; those of a pack in ascending order.
-        starts: (m,) first unit of the sample's first cost that is in the pack; 0 but for samples that were split.
-        stops: (m,) one past the last.
-        rest: (k,) samples that are carried over, in ascending order.
-        dropped: (d,) samples that are larger than a pack, and left out.
+        cuts: (packs + 1,) start of each pack among the members.
+        members: (m,) number of a sample in the window; ascending within a pack.
+        starts: (m,) first unit of the sample's first cost in the pack; 0 except for split samples.
+        stops: (m,) one past the last unit.
+        rest: (k,) samples that are carried over, ascending.
+        dropped: (d,) samples larger than a pack that are left out.
     """
 
     cuts: Int64Array
@@ -73,7 +72,7 @@ class WindowPacks:
 
 
 def _too_large(over: npt.NDArray[np.bool_], oversize: Oversize) -> npt.NDArray[np.intp]:
-    """Samples that are larger than a pack. Raises as `plan_packs`."""
+    """Return the samples that are larger than a pack. Raises as `plan_packs`."""
     large = np.flatnonzero(over.any(axis=0))
     wrong = large[:0]
     if oversize == "error":
@@ -85,7 +84,7 @@ def _too_large(over: npt.NDArray[np.bool_], oversize: Oversize) -> npt.NDArray[n
     return large
 
 
-class OversizeSample(ValueError):  # noqa: N818 (a signal: who knows the sample says more)
+class OversizeSample(ValueError):  # noqa: N818 (a signal: the caller knows the sample and raises the full message)
     """A sample is larger than a pack.
 
     Attributes:
@@ -101,23 +100,23 @@ class OversizeSample(ValueError):  # noqa: N818 (a signal: who knows the sample 
 def plan_packs(
     costs: Int64Array, capacities: tuple[int, ...], *, key: int, oversize: Oversize, patient: int = 0, last: bool
 ) -> WindowPacks:
-    """Put the samples of a window into packs.
+    """Divide the samples of a window into packs.
 
-    Parts of a sample that is split lie in consecutive packs, which may hold parts of others, too: whole packs of it,
-    and what is left in a pack with other samples, in front of them or behind them.
+    The parts of a split sample are in consecutive packs: whole packs of it, and a remainder in a pack with other
+    samples, before or after them. These packs may also hold parts of other samples.
 
     Args:
         costs: (costs, n) of each sample, 0 or more.
-        capacities: Of a pack, one for each cost, above 0.
-        key: Of the order of packs.
-        oversize: What becomes of a sample that is larger than a pack: "error"; it is "split" by its first cost; it is
-            left out ("drop"); it has a pack "alone", which is then over the capacity.
+        capacities: Capacity of a pack for each cost, above 0.
+        key: Key of the order of packs.
+        oversize: Handling of a sample larger than a pack: "error"; "split" it by its first cost; "drop" it; or give it
+            a pack "alone", which then exceeds the capacity.
         patient: Samples from this number on may be carried over.
-        last: No window follows: nothing is carried.
+        last: Whether no window follows; then nothing is carried.
 
     Raises:
-        OversizeSample: A sample is larger than a pack, with `oversize="error"`; or in another cost than the first,
-            with "split".
+        OversizeSample: A sample is larger than a pack, with `oversize="error"`; with "split", in another cost than the
+            first.
     """
     count = costs.shape[1]
     limits = np.array(capacities, np.int64)[:, None]
@@ -125,7 +124,7 @@ def plan_packs(
     starts, stops = np.zeros(count, np.int64), costs[0].copy()
     kept = np.ones(count, np.bool_)
     whole = np.zeros(count, np.int64)
-    if oversize == "split":  # what is left of each when it has filled as many packs as it can
+    if oversize == "split":  # the remainder of each sample after filling as many whole packs as possible
         whole[large] = (costs[0, large] - 1) // capacities[0]
         costs = costs.copy()
         costs[0] -= whole * capacities[0]
@@ -142,10 +141,11 @@ def plan_packs(
     samples, pack_of = samples[left], pack_of[left]
     rank = np.full(packs, -1, np.int64)
     alone = large if oversize == "alone" else large[:0]
-    come = np.flatnonzero(~carried)
-    rank_of_all = permute(np.arange(len(come) + len(alone)), max(1, len(come) + len(alone)), fold(key, "packs"))
-    rank[come], rank_of_alone = rank_of_all[: len(come)], rank_of_all[len(come) :]
-    # (sample, order of its pack, place beside it) of each member; the whole packs of what is split lie beside it.
+    delivered = np.flatnonzero(~carried)
+    number_of_packs = len(delivered) + len(alone)
+    rank_of_all = permute(np.arange(number_of_packs), max(1, number_of_packs), fold(key, "packs"))
+    rank[delivered], rank_of_alone = rank_of_all[: len(delivered)], rank_of_all[len(delivered) :]
+    # (sample, order of its pack, offset from it) of each member; whole packs of a split sample are next to its pack.
     parts = [(samples, rank[pack_of], np.zeros(len(samples), np.int64)), (alone, rank_of_alone, np.zeros_like(alone))]
     begins = [starts[samples], starts[alone]]
     ends = [stops[samples], stops[alone]]
@@ -154,21 +154,21 @@ def plan_packs(
         chain = split[np.lexsort((samples[split], pack_of[split]))]
         first = np.flatnonzero(np.diff(pack_of[chain], prepend=-1))
         turn = np.arange(len(chain)) - np.repeat(first, np.diff([*first.tolist(), len(chain)]))
-        before = turn % 2 == 0  # its whole packs come first, and those of the second one last
+        before = turn % 2 == 0  # whole packs of the first sample precede the pack, those of the second follow it
         capacity = capacities[0]
         filled, remainder = whole[samples[chain]], costs[0, samples[chain]]
         begins[0][chain] = np.where(before, filled * capacity, 0)
         ends[0][chain] = begins[0][chain] + remainder
         number = np.repeat(np.arange(len(chain)), filled)
         place = np.arange(len(number)) - np.repeat(np.cumsum(filled) - filled, filled)
-        beside = np.where(before, -_FAR * (turn + 1), _FAR * (turn + 1))[number] + place
-        parts.append((samples[chain][number], rank[pack_of[chain]][number], beside))
+        sort_keys = np.where(before, -_FAR * (turn + 1), _FAR * (turn + 1))[number] + place
+        parts.append((samples[chain][number], rank[pack_of[chain]][number], sort_keys))
         begins.append(np.where(before, 0, remainder)[number] + place * capacity)
         ends.append(begins[-1] + capacity)
-    members, ranks, beside = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    order = np.lexsort((members, beside, ranks))
-    members, ranks, beside = members[order], ranks[order], beside[order]
-    begin = np.flatnonzero((np.diff(ranks, prepend=-1) != 0) | (np.diff(beside, prepend=0) != 0))
+    members, ranks, sort_keys = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = np.lexsort((members, sort_keys, ranks))
+    members, ranks, sort_keys = members[order], ranks[order], sort_keys[order]
+    begin = np.flatnonzero((np.diff(ranks, prepend=-1) != 0) | (np.diff(sort_keys, prepend=0) != 0))
     return WindowPacks(
         cuts=np.append(begin, len(members)),
         members=members,
@@ -182,7 +182,7 @@ def plan_packs(
 def _emptiest(
     costs: Int64Array, limits: Int64Array, pack_of: Int64Array, packs: int, must: npt.NDArray[np.bool_], window: int
 ) -> npt.NDArray[np.bool_]:
-    """(packs,) which of them are carried over; `must`: samples whose packs are not."""
+    """Return (packs,) which packs are carried over; `must`: samples whose packs are not carried."""
     filled = np.max(
         [np.bincount(pack_of, row, packs) / limit for row, limit in zip(costs, limits, strict=True)], axis=0
     )
@@ -190,14 +190,14 @@ def _emptiest(
     stays[pack_of[must]] = True
     order = np.argsort(filled, kind="stable")
     order = order[~stays[order]]
-    held = np.cumsum(np.bincount(pack_of, minlength=packs)[order])
+    total = np.cumsum(np.bincount(pack_of, minlength=packs)[order])
     carried = np.zeros(packs, np.bool_)
-    carried[order[held <= min(CARRIED, window // 4)]] = True
+    carried[order[total <= min(CARRIED, window // 4)]] = True
     return carried
 
 
 def fill(costs: Int64Array, capacities: tuple[int, ...]) -> tuple[Int64Array, int]:
-    """(n,) number of the pack of each sample, none of which is larger than a pack; and how many packs there are."""
+    """Return (n,) the pack number of each sample, and the number of packs. No sample may be larger than a pack."""
     count = costs.shape[1]
     if not count:
         return np.zeros(0, np.int64), 0
@@ -223,7 +223,7 @@ def fill(costs: Int64Array, capacities: tuple[int, ...]) -> tuple[Int64Array, in
         parts.append(_Part(vector, share, sizes.tolist(), kinds[own].tolist(), own.tolist()))
     runs, packs = _runs(parts, capacities) if len(parts) > 1 else _runs_of_one(parts[0], capacities)
     first, kind, together, times = np.array(runs, np.int64).reshape(-1, 4).T
-    # Each run as often as its pack is repeated; then each sample of a kind, in their order, takes the next place.
+    # Repeat each run for its number of packs. Then the samples of a kind take the next positions, in order.
     repeated = np.arange(int(times.sum())) - np.repeat(np.cumsum(times) - times, times)
     pack, kind, together = np.repeat(first, times) + repeated, np.repeat(kind, times), np.repeat(together, times)
     by_kind = np.argsort(kind, kind="stable")
@@ -234,14 +234,14 @@ def fill(costs: Int64Array, capacities: tuple[int, ...]) -> tuple[Int64Array, in
 
 @dataclass(slots=True)
 class _Part:
-    """Samples that are equal in all costs but the first.
+    """Samples that are equal in all costs except the first.
 
     Attributes:
-        vector: Those costs, or a little more.
-        share: Of the capacities, together.
-        sizes: The first costs that are left, ascending.
-        counts: How many of each.
-        kinds: Number of each among all parts' sizes.
+        vector: Those costs, possibly rounded up.
+        share: Their share of the capacities, together.
+        sizes: The remaining first costs, ascending.
+        counts: Number of samples of each size.
+        kinds: Number of each size among the sizes of all parts.
     """
 
     vector: tuple[int, ...]
@@ -252,9 +252,10 @@ class _Part:
 
 
 def _runs_of_one(part: _Part, capacities: tuple[int, ...]) -> tuple[list[int], int]:
-    """(first pack, kind, samples of it in a pack, packs), one behind the other; and how many packs there are.
+    """Return (first pack, kind, samples of it per pack, packs) as one flat list, and the number of packs.
 
-    What `_runs` does, for samples that are equal in all costs but the first: nearly always, and three times as fast.
+    Same result as `_runs`, for samples that are equal in all costs except the first: the usual case, and three times as
+    fast.
     """
     sizes, counts, kinds = part.sizes, part.counts, part.kinds
     capacity = capacities[0]
@@ -262,20 +263,20 @@ def _runs_of_one(part: _Part, capacities: tuple[int, ...]) -> tuple[list[int], i
     runs: list[int] = []
     packs = 0
     while sizes:
-        room, places, at = capacity, most, len(sizes)
+        free, places, at = capacity, most, len(sizes)
         chosen: list[tuple[int, int]] = []
         times = _FAR
         while places:
-            at = bisect_right(sizes, room, 0, at) - 1
+            at = bisect_right(sizes, free, 0, at) - 1
             if at < 0:
                 break
             size, count = sizes[at], counts[at]
-            together = min(count, places, room // size if size else count)
+            together = min(count, places, free // size if size else count)
             chosen.append((at, together))
             times = min(times, count // together)
-            room -= together * size
+            free -= together * size
             places -= together
-        for at, together in chosen:  # from the end, so that the others stay where they are
+        for at, together in chosen:  # from the end, so earlier positions stay valid
             runs += (packs, kinds[at], together, times)
             counts[at] -= together * times
             if not counts[at]:
@@ -285,7 +286,7 @@ def _runs_of_one(part: _Part, capacities: tuple[int, ...]) -> tuple[list[int], i
 
 
 def _runs(parts: list[_Part], capacities: tuple[int, ...]) -> tuple[list[int], int]:
-    """As `_runs_of_one`, of several parts."""
+    """Return the result of `_runs_of_one` for several parts."""
     runs: list[int] = []
     packs = 0
     while parts := [part for part in parts if part.sizes]:
@@ -301,32 +302,32 @@ def _runs(parts: list[_Part], capacities: tuple[int, ...]) -> tuple[list[int], i
 
 
 def _one_pack(parts: list[_Part], capacities: tuple[int, ...]) -> list[tuple[_Part, int, int]]:
-    """What is put into a pack: (part, place of a size in it, how many samples of that size)."""
-    room, *rooms = capacities
+    """Choose the content of a pack: (part, position of a size in it, number of samples of that size)."""
+    free, *others_free = capacities
     below = [len(part.sizes) for part in parts]
     chosen: list[tuple[_Part, int, int]] = []
-    while (found := _largest(parts, below, room, rooms, capacities[0])) is not None:
+    while (found := _largest(parts, below, free, others_free, capacities[0])) is not None:
         part, at = parts[found], below[found] - 1
         below[found] = at
         size, count = part.sizes[at], part.counts[at]
         together = min(
             count,
-            room // size if size else count,
-            *(left // cost for cost, left in zip(part.vector, rooms, strict=True) if cost),
+            free // size if size else count,
+            *(left // cost for cost, left in zip(part.vector, others_free, strict=True) if cost),
         )
         chosen.append((part, at, together))
-        room -= together * size
-        rooms = [left - together * cost for cost, left in zip(part.vector, rooms, strict=True)]
+        free -= together * size
+        others_free = [left - together * cost for cost, left in zip(part.vector, others_free, strict=True)]
     return chosen
 
 
-def _largest(parts: list[_Part], below: list[int], room: int, rooms: list[int], capacity: int) -> int | None:
-    """The part with the largest samples that still fit; None: none do. Lowers `below` to what fits."""
+def _largest(parts: list[_Part], below: list[int], free: int, others_free: list[int], capacity: int) -> int | None:
+    """Return the part with the largest samples that still fit, or None. Lowers `below` to the sizes that fit."""
     best, found = -1.0, None
     for number, part in enumerate(parts):
-        if not below[number] or any(cost > left for cost, left in zip(part.vector, rooms, strict=True)):
+        if not below[number] or any(cost > left for cost, left in zip(part.vector, others_free, strict=True)):
             continue
-        below[number] = bisect_right(part.sizes, room, 0, below[number])
+        below[number] = bisect_right(part.sizes, free, 0, below[number])
         if below[number] and (share := part.sizes[below[number] - 1] / capacity + part.share) > best:
             best, found = share, number
     return found

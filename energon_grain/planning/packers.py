@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packers: samples of different lengths into packs of one capacity, for `select_samples_to_pack`.
+"""Packers: combine samples of different lengths into packs of one capacity, for `select_samples_to_pack`.
 
-All of them give every sample to one pack, never fill a pack over its capacity, and depend on nothing but the lengths
-and their order: equal lengths are taken in the order of the samples. Packs come in the order of their first samples,
-and samples inside a pack in their own order, so neither depends on length.
+Every packer puts each sample into one pack, never exceeds the capacity, and depends only on the lengths and their
+order: equal lengths are taken in sample order. Packs are ordered by their first samples, and samples inside a pack keep
+their order, so neither order depends on length.
 
-`greedy_knapsack` fills each pack as far as it goes and is the best for texts (many short samples, few long ones);
-`first_fit_decreasing` and `best_fit_decreasing` are simpler, several times as fast on small buffers and hardly ever
-more than one pack behind; `best_fit` takes the samples in their order, which is what can be done without a buffer.
+`greedy_knapsack` fills each pack as far as possible and is the best for texts (many short samples, few long ones).
+`first_fit_decreasing` and `best_fit_decreasing` are simpler, several times faster on small buffers, and hardly ever
+need more than one pack more. `best_fit` takes the samples in order, which needs no buffer.
 
-All samples of a buffer become packs, so one of them is as empty as chance wants it: 100 samples of 170 tokens make 5
-packs of 4,096 where 4.2 would do. With `keep_rest=True` the emptiest pack is taken back and its samples are the first
-of the next buffer. The first sample of a buffer always leaves, so none is put back for ever.
+All samples of a buffer become packs, so one pack may be nearly empty: 100 samples of 170 tokens need 5 packs of 4,096
+where 4.2 would suffice. With `keep_rest=True` the emptiest pack is withdrawn, and its samples are the first of the next
+buffer. The first sample of a buffer is always packed, so no sample is put back forever.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Oversize: TypeAlias = Literal["error", "alone", "drop"]
 
 
 class Packs(list[list[T]]):
-    """A packer's result: packs, and samples that wait for the next one.
+    """A packer's result: packs, and samples that wait for the next call.
 
     Attributes:
-        rest: Samples in none of the packs, which go back to the front of the buffer; where no more samples come, they
-            are the last pack. Empty without `keep_rest=True`.
+        rest: Samples in no pack, which return to the front of the buffer; at the end of the data they form the last
+            pack. Empty without `keep_rest=True`.
     """
 
     def __init__(self, packs: Iterable[list[T]] = (), rest: Iterable[T] = ()) -> None:
@@ -53,23 +53,23 @@ def greedy_knapsack(
     max_samples: int | None = None,
     keep_rest: bool = False,
 ) -> Packs[T]:
-    """Pack after pack: the longest sample left, and of the others those that fill the rest of the pack best.
+    """Fill one pack after another: with the longest remaining sample, and the others that best fill its remainder.
 
-    The fillings are exact (subset sums) where fewer than 256 samples are left that could enter.
-    100 samples take 0.1 to 0.3 ms, 10,000 about 20 ms at a capacity of 4,096, and up to four times that at 32,768.
-    See `greedy_knapsack_indices` for the sources.
+    The fillings are exact (subset sums) if fewer than 256 remaining samples fit. 100 samples take 0.1 to 0.3 ms, 10,000
+    about 20 ms at a capacity of 4,096, and up to four times as long at 32,768. See `greedy_knapsack_indices` for the
+    sources.
 
     Args:
-        samples: What to pack.
-        length: The tokens of a sample: a function of the sample, or one integer for each sample.
-        capacity: The tokens that a pack holds at most.
-        oversize: What happens to a sample longer than `capacity`: `"error"`; `"alone"`, it becomes a pack by itself,
-            which is then over the capacity; `"drop"`, it is left out.
-        max_samples: How many samples a pack holds at most.
-        keep_rest: Whether the emptiest of several packs is not returned as a pack but as `Packs.rest`.
+        samples: Samples to pack.
+        length: Tokens of a sample: a function of the sample, or one integer per sample.
+        capacity: Maximum number of tokens in a pack.
+        oversize: Handling of a sample longer than `capacity`: `"error"` raises; `"alone"` gives it its own pack, which
+            then exceeds the capacity; `"drop"` leaves it out.
+        max_samples: Maximum number of samples in a pack.
+        keep_rest: Whether the emptiest of several packs is returned as `Packs.rest` instead of as a pack.
 
     Raises:
-        ConfigError: A sample is longer than `capacity` (with `oversize="error"`), or the arguments make no sense.
+        ConfigError: A sample is longer than `capacity` (with `oversize="error"`), or an argument is invalid.
     """
     return _pack(greedy_knapsack_indices, samples, length, capacity, oversize, max_samples, keep_rest)
 
@@ -83,11 +83,11 @@ def first_fit_decreasing(
     max_samples: int | None = None,
     keep_rest: bool = False,
 ) -> Packs[T]:
-    """The longest samples first, each into the first pack with room for it.
+    """Put the longest samples first, each into the first pack where it fits.
 
-    At most 11/9 as many packs as the best packing has, and one more. ("Take the longest that still fits", elsewhere
-    called greedy knapsack, makes the same packs.) 100 samples take about 60 µs, 10,000 about 10 ms.
-    Arguments and errors are those of `greedy_knapsack`; for the sources see `first_fit_decreasing_indices`.
+    Needs at most 11/9 of the optimal number of packs, plus one. ("Take the longest that still fits", elsewhere called
+    greedy knapsack, makes the same packs.) 100 samples take about 60 µs, 10,000 about 10 ms. Arguments and errors are
+    those of `greedy_knapsack`; for the sources see `first_fit_decreasing_indices`.
     """
     return _pack(first_fit_decreasing_indices, samples, length, capacity, oversize, max_samples, keep_rest)
 
@@ -101,7 +101,7 @@ def best_fit_decreasing(
     max_samples: int | None = None,
     keep_rest: bool = False,
 ) -> Packs[T]:
-    """The longest samples first, each into the fullest pack with room for it.
+    """Put the longest samples first, each into the fullest pack where it fits.
 
     As close to the best packing as `first_fit_decreasing`. 100 samples take about 60 µs, 10,000 about 10 ms.
     Arguments and errors are those of `greedy_knapsack`; for the sources see `best_fit_indices`.
@@ -118,9 +118,9 @@ def best_fit(
     max_samples: int | None = None,
     keep_rest: bool = False,
 ) -> Packs[T]:
-    """The samples in their order, each into the fullest pack with room for it.
+    """Take the samples in order and put each into the fullest pack where it fits.
 
-    What Grain's best fit does, but for the limit on open packs. `best_fit_decreasing` fills better.
+    The same as Grain's best fit without the limit on open packs. `best_fit_decreasing` fills better.
     Arguments and errors are those of `greedy_knapsack`; for the sources see `best_fit_indices`.
     """
     in_order = partial(best_fit_indices, decreasing=False)
@@ -128,7 +128,7 @@ def best_fit(
 
 
 def packing_efficiency(packs: Sequence[Sequence[T]], *, length: Callable[[T], int], capacity: int) -> float:
-    """The share of the packs' room that is filled, 0 to 1: tokens / (packs · capacity); 1 where there are no packs.
+    """Return the filled share of the packs, 0 to 1: tokens / (packs · capacity); 1 without packs.
 
     A pack over the capacity (`oversize="alone"`) counts as full. For packs of indices into an array of lengths, pass
     `length=lengths.__getitem__`.
@@ -149,7 +149,7 @@ def _pack(
     keep_rest: bool,
 ) -> Packs[T]:
     if oversize not in ("error", "alone", "drop"):
-        raise ConfigError(f'packing: oversize is {oversize!r}; it is "error", "alone" or "drop"')
+        raise ConfigError(f'packing: oversize={oversize!r}: expected "error", "alone" or "drop"')
     lengths = _read_lengths(samples, length)
     if lengths.size and lengths.max() > capacity:
         packs = _pack_what_fits(indices, samples, lengths, capacity, oversize, max_samples, keep_rest)
@@ -157,7 +157,7 @@ def _pack(
         packs = indices(lengths, capacity, max_samples, first_leads=keep_rest)
     rest: list[int] = []
     if keep_rest and len(packs) > 1:
-        # Never the first pack: it holds the first sample of the buffer, so no sample is put back for ever.
+        # Never the first pack: it holds the first sample of the buffer, so no sample is put back forever.
         fill = [sum(lengths[pack].tolist()) for pack in packs[1:]]
         rest = packs.pop(1 + fill.index(min(fill)))
     return Packs([[samples[index] for index in pack] for pack in packs], [samples[index] for index in rest])
@@ -176,9 +176,10 @@ def _pack_what_fits(
     if oversize == "error":
         at = int(np.argmin(fits))
         raise ConfigError(
-            f"packing: sample {at} of {len(samples):,}{_named(samples[at])} has {lengths[at]:,} tokens, a pack holds"
-            f' {capacity:,}. Cut it in encode_sample, or pass oversize="drop" (it is left out) or oversize="alone"'
-            " (it becomes a pack over the capacity)"
+            f"packing: sample {at} of {len(samples):,}{_named(samples[at])} has {lengths[at]:,} tokens, but a pack "
+            f"holds"
+            f' {capacity:,}. Cut it in encode_sample, or pass oversize="drop" (leaves it out) or oversize="alone"'
+            " (gives it its own pack over the capacity)"
         )
     kept = np.flatnonzero(fits)
     places: list[int] = kept.tolist()
@@ -192,7 +193,7 @@ def _pack_what_fits(
 def _read_lengths(
     samples: Sequence[T], length: Callable[[T], int] | Sequence[int] | npt.NDArray[np.integer[Any]]
 ) -> npt.NDArray[np.int64]:  # (n,)
-    """The length of every sample, from a function of a sample or from numbers in the order of the samples.
+    """Return the length of every sample, from a function or from numbers in sample order.
 
     Raises ConfigError.
     """
@@ -200,30 +201,28 @@ def _read_lengths(
     lengths = np.asarray(given)
     if lengths.shape != (len(samples),):
         raise ConfigError(
-            f"packing: `length` has the shape {lengths.shape} for {len(samples):,} samples. It is one integer a sample,"
-            " or a function that gives it, such as `lambda sample: len(sample.tokens)`"
+            f"packing: `length` has the shape {lengths.shape} for {len(samples):,} samples: expected one integer per "
+            "sample, or a function of a sample, such as `lambda sample: len(sample.tokens)`"
         )
     if not lengths.size:
         return np.zeros(0, np.int64)
     if lengths.dtype.kind not in "iu":
         kind = type(cast("Sequence[object]", given)[0]).__name__
-        raise ConfigError(f"packing: lengths are whole numbers of tokens, these are of type {kind} ({lengths.dtype})")
+        raise ConfigError(f"packing: lengths are of type {kind} ({lengths.dtype}): expected whole numbers of tokens")
     if lengths.min() < 0:
         at = int(lengths.argmin())
-        raise ConfigError(
-            f"packing: sample {at}{_named(samples[at])} has the length {lengths[at]}; no length is negative"
-        )
+        raise ConfigError(f"packing: sample {at}{_named(samples[at])} has the length {lengths[at]}: expected 0 or more")
     return lengths.astype(np.int64, copy=False)
 
 
 def _named(sample: object) -> str:
-    """The key of a sample as a message gives it; empty where it has none."""
+    """Return the key of a sample for a message; empty if it has none."""
     key = cast("object", getattr(sample, "__key__", None))
     return "" if key is None else f" (key {key!r})"
 
 
 class PackIndices(Protocol):
-    """A packer of indices: groups of them, each of at most `capacity` in sum; every index once."""
+    """A packer of indices: groups of indices with sums of at most `capacity`; every index once."""
 
     def __call__(
         self, lengths: npt.NDArray[np.int64], capacity: int, max_samples: int | None = None, *, first_leads: bool
@@ -232,9 +231,9 @@ class PackIndices(Protocol):
 
         Args:
             lengths: (n,), each between 0 and `capacity`.
-            capacity: What the lengths of a pack add up to at most.
-            max_samples: How many samples a pack holds at most.
-            first_leads: Whether index 0 opens the first pack, which is then filled as any other.
+            capacity: Maximum sum of the lengths in a pack.
+            max_samples: Maximum number of samples in a pack.
+            first_leads: Whether index 0 opens the first pack, which is then filled like any other.
 
         Raises:
             ConfigError: A length does not fit, or a limit is less than 1.
@@ -247,11 +246,11 @@ def first_fit_decreasing_indices(
 ) -> list[list[int]]:
     """First-fit-decreasing packs of indices: see `PackIndices`.
 
-    Packs are made one after the other: a pack takes the longest sample that is left and fits, until none does. That
-    gives the packs of first-fit-decreasing (a sample enters the first pack exactly if it fits when its turn comes,
-    whatever other packs hold), with one binary search a sample. It needs at most 11/9 OPT + 6/9 packs (D. S. Johnson,
-    *Near-optimal bin packing algorithms*, 1973; the constant: G. Dósa, *The tight bound of first fit decreasing
-    bin-packing algorithm*, 2007).
+    Packs are made one after the other: a pack repeatedly takes the longest remaining sample that fits. The result is
+    the same as that of first-fit-decreasing, because a sample enters the first pack exactly if it fits when its turn
+    comes, regardless of other packs. Each sample needs one binary search. The packs number at most 11/9 OPT + 6/9 (D.
+    S. Johnson, *Near-optimal bin packing algorithms*, 1973; the constant: G. Dósa, *The tight bound of first fit
+    decreasing bin-packing algorithm*, 2007).
     """
     return _one_by_one(lengths, capacity, max_samples, first_leads, _longest_that_fit)
 
@@ -266,11 +265,11 @@ def best_fit_indices(
 ) -> list[list[int]]:
     """Best-fit packs of indices: see `PackIndices`.
 
-    Of the packs with room for a sample the fullest takes it, of equally full ones the first; where none has room, a
-    new one begins. `decreasing`: the longest samples first (best-fit-decreasing), else in their order. It needs at most
-    11/9 OPT + 4 packs decreasing, and about 17/10 OPT in any order (D. S. Johnson et al., *Worst-case performance
-    bounds for simple one-dimensional packing algorithms*, 1974). A sample costs one binary search in the sorted list
-    of open packs, which those leave that have no room for the shortest sample.
+    The fullest pack where a sample fits takes it, the first of equally full ones; if none fits, a new pack opens.
+    `decreasing`: the longest samples first (best-fit-decreasing), otherwise in order. The packs number at most 11/9 OPT
+    + 4 when decreasing, and about 17/10 OPT in any order (D. S. Johnson et al., *Worst-case performance bounds for
+    simple one-dimensional packing algorithms*, 1974). Each sample needs one binary search in the sorted list of open
+    packs; packs that cannot take the shortest sample leave the list.
     """
     _check_lengths(lengths, capacity, max_samples)
     if not lengths.size:
@@ -284,7 +283,7 @@ def best_fit_indices(
     bits = len(sizes).bit_length()
     number = (1 << bits) - 1
     packs: list[list[int]] = []
-    open_packs: list[int] = []  # room << bits | number of the pack, ascending: one search finds the least room for it
+    open_packs: list[int] = []  # free tokens << bits | number of the pack, ascending, for one search for the best fit
     for index in order:
         size = sizes[index] << bits
         at = bisect_left(open_packs, size)
@@ -298,10 +297,10 @@ def best_fit_indices(
             pack.append(index)
         if entry >> bits >= shortest and len(pack) != max_samples:
             insort(open_packs, entry)
-    return _in_order_of_arrival(packs)
+    return _in_sample_order(packs)
 
 
-_SEARCHED = 128  # samples that a search weighs up at least, where there are as many
+_SEARCHED = 128  # minimum number of samples that a search considers, if there are as many
 
 
 def greedy_knapsack_indices(
@@ -309,36 +308,36 @@ def greedy_knapsack_indices(
 ) -> list[list[int]]:
     """The fullest packs of indices, one after the other: see `PackIndices`.
 
-    Each pack takes the longest sample that is left, and of the others those that fill the rest of it best: a subset-sum
-    problem, solved exactly with one big integer whose bit s says that the sum s can be reached, so that adding a
-    sample is a shift. If the longest did not come first, short samples, which fill gaps best, would all go into the
-    first packs and leave the long ones alone at the end. (The subset-sum heuristic of A. Caprara and U. Pferschy,
-    *Worst-case analysis of the subset sum algorithm for bin packing*, 2004; the longest first as in MBS' of K. Fleszar
-    and K. S. Hindi, *New heuristics for one-dimensional bin-packing*, 2002.)
+    Each pack takes the longest remaining sample and the others that best fill its remainder. This subset-sum problem is
+    solved exactly with one big integer: bit s is set if the sum s can be reached, and adding a sample is a shift.
+    Without the longest sample first, short samples, which fill gaps best, would all be in the first packs, and long
+    samples would remain alone at the end. (The subset-sum heuristic of A. Caprara and U. Pferschy, *Worst-case analysis
+    of the subset sum algorithm for bin packing*, 2004; the longest first as in MBS' of K. Fleszar and K. S. Hindi, *New
+    heuristics for one-dimensional bin-packing*, 2002.)
 
-    Exact where fewer than 256 samples could enter a pack; of more, every second (third, …) by length is weighed up, and
-    the pack is never emptier than the longest samples that fit would make it. A pack for which the best
-    filling has more than `max_samples` takes the longest that fit.
+    Exact if fewer than 256 samples fit into a pack. Otherwise every second (third, …) sample by length is considered,
+    and the pack is never emptier than with the longest samples that fit. If the best filling has more than
+    `max_samples`, the pack takes the longest samples that fit.
     """
     return _one_by_one(lengths, capacity, max_samples, first_leads, _fullest)
 
 
-def _fullest(sizes: list[int], end: int, room: int, count: int) -> list[int]:
-    """Places among the ascending `sizes[:end]`, descending, at most `count`, whose sizes fill `room` best."""
-    longest = _longest_that_fit(sizes, end, room, count)
-    left = room - sum(sizes[place] for place in longest)
-    if not left or len(longest) == end or (end > 1 and sizes[0] + sizes[1] > room):
+def _fullest(sizes: list[int], end: int, free: int, count: int) -> list[int]:
+    """Return at most `count` positions in the ascending `sizes[:end]`, descending, whose sizes best fill `free`."""
+    longest = _longest_that_fit(sizes, end, free, count)
+    left = free - sum(sizes[place] for place in longest)
+    if not left or len(longest) == end or (end > 1 and sizes[0] + sizes[1] > free):
         return longest
     candidates = range(end - 1, -1, -max(1, end // _SEARCHED))
-    within = (2 << room) - 1
+    within = (2 << free) - 1
     reached, before = 1, list[int]()
     for place in candidates:
         before.append(reached)
         reached |= (reached << sizes[place]) & within
-        if reached >> room:
+        if reached >> free:
             break
     total = reached.bit_length() - 1
-    if total <= room - left:
+    if total <= free - left:
         return longest
     chosen: list[int] = []
     for place, sums in zip(candidates[len(before) - 1 :: -1], reversed(before), strict=False):
@@ -348,7 +347,7 @@ def _fullest(sizes: list[int], end: int, room: int, count: int) -> list[int]:
     return chosen[::-1] if len(chosen) <= count else longest
 
 
-# (ascending sizes, how many of them fit, room, samples that may still enter) -> places in sizes, descending
+# (ascending sizes, number of sizes that fit, free tokens, samples that may be added) -> positions in sizes, descending
 _Filling: TypeAlias = Callable[[list[int], int, int, int], Iterable[int]]
 
 
@@ -359,55 +358,55 @@ def _one_by_one(
     first_leads: bool,
     filling: _Filling,
 ) -> list[list[int]]:
-    """Open a pack with the longest sample that is left, fill it by a rule, and so on until no sample is left."""
+    """Open a pack with the longest remaining sample, fill it by a rule, and repeat until no sample remains."""
     _check_lengths(lengths, capacity, max_samples)
     order, sizes = _ascending(lengths)
     packs: list[list[int]] = []
     while order:
         leader = order.index(0) if first_leads and not packs else len(order) - 1
         pack = [order.pop(leader)]
-        room = capacity - sizes.pop(leader)
+        free = capacity - sizes.pop(leader)
         others = len(order) if max_samples is None else max_samples - 1
-        for place in filling(sizes, bisect_right(sizes, room), room, others):
+        for place in filling(sizes, bisect_right(sizes, free), free, others):
             pack.append(order.pop(place))
             del sizes[place]
         packs.append(pack)
-    return _in_order_of_arrival(packs)
+    return _in_sample_order(packs)
 
 
-def _longest_that_fit(sizes: list[int], end: int, room: int, count: int) -> list[int]:
-    """The longest that fits, then the longest that fits beside it, and so on."""
+def _longest_that_fit(sizes: list[int], end: int, free: int, count: int) -> list[int]:
+    """Return the longest sample that fits, then the longest that fits with it, and so on."""
     places: list[int] = []
     while end and len(places) < count:
         end -= 1
         places.append(end)
-        room -= sizes[end]
-        end = bisect_right(sizes, room, 0, end)
+        free -= sizes[end]
+        end = bisect_right(sizes, free, 0, end)
     return places
 
 
-def _in_order_of_arrival(packs: list[list[int]]) -> list[list[int]]:
-    """Indices ascending inside each pack, packs by their first index: neither depends on lengths any more."""
+def _in_sample_order(packs: list[list[int]]) -> list[list[int]]:
+    """Return indices ascending inside each pack, and packs by first index: neither depends on lengths."""
     return sorted(map(sorted, packs))
 
 
 def _ascending(lengths: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """Indices by ascending length, and the lengths in that order; of equal ones the first comes *last*.
+    """Return indices by ascending length, and the lengths in that order; equal lengths in *descending* order of index.
 
-    So taking from the end takes the longest, and of equally long ones the one that came first:
-    `[5, 3, 5]` gives `([1, 2, 0], [3, 5, 5])`.
+    Taking from the end takes the longest, and the first of equally long ones: `[5, 3, 5]` becomes
+    `([1, 2, 0], [3, 5, 5])`.
     """
     order = np.argsort(-lengths, kind="stable")[::-1]
     return order.tolist(), lengths[order].tolist()
 
 
 def _check_lengths(lengths: npt.NDArray[np.int64], capacity: int, max_samples: int | None) -> None:
-    """What every packer demands of its arguments. Raises ConfigError."""
+    """Check the arguments of a packer. Raises ConfigError."""
     if capacity < 1:
-        raise ConfigError(f"packing: capacity is {capacity}; a pack holds at least 1 token")
+        raise ConfigError(f"packing: capacity={capacity}: expected at least 1 token")
     if max_samples is not None and max_samples < 1:
-        raise ConfigError(f"packing: max_samples is {max_samples}; a pack holds at least 1 sample")
+        raise ConfigError(f"packing: max_samples={max_samples}: expected at least 1 sample")
     if lengths.size and not 0 <= lengths.min() <= lengths.max() <= capacity:
         raise ConfigError(
-            f"packing: lengths lie between {lengths.min()} and {lengths.max():,}, a pack holds 0 to {capacity:,} tokens"
+            f"packing: lengths are between {lengths.min()} and {lengths.max():,}: expected 0 to {capacity:,} tokens"
         )

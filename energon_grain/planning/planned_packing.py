@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs that are planned before anything is read: by columns, and so before the samples are dealt to hosts.
+"""Packs that are planned from columns, before samples are read and assigned to hosts.
 
-`PackingDataset` chooses from samples that a lane has read. Here the choice looks at costs alone, which the index knows:
-every host plans the same packs, item q of them is host q mod hosts', and any number of hosts works.
+`PackingDataset` selects from samples that a lane has read. This node selects by costs, which the index holds: every
+host plans the same packs, pack q belongs to host q mod hosts, and any number of hosts works.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _DEFAULT_WINDOW = 16_384
 @public
 @dataclass(frozen=True, slots=True, init=False)
 class PackingPlan:
-    """What goes into packs that are planned from columns, before anything is read.
+    """The capacities and rules of packs that are planned from columns, before samples are read.
 
     Args:
-        costs: The column that a pack is bounded by, or an expression over columns (`"tokens + 2"`); or several, each
-            with its capacity: `{"tokens": 4096, "images": 8}`.
-        capacity: Of a pack, where there is one cost.
-        window: Samples of the order that are planned together. A larger one fills packs better, up to a point; the
-            first batch waits for the plan of one, and samples move by up to as many places.
-        oversize: What becomes of a sample that is larger than a pack. "error", the default: it ends the run. "split":
-            parts of it, by the first cost, go to neighbouring packs, and the packing hook is told which (`ranges`).
-            "drop": it is left out, and nothing of it is read. "alone": it has a pack for itself, over the capacity.
-        max_samples: Samples of a pack at most.
+        costs: The column that limits a pack, or an expression over columns (`"tokens + 2"`); or several, each with its
+            capacity: `{"tokens": 4096, "images": 8}`.
+        capacity: Capacity of a pack, for a single cost.
+        window: Samples of the order that are planned together. A larger window fills packs better, up to a point. The
+            first batch waits for the plan of one window, and samples move by up to as many positions.
+        oversize: Handling of a sample larger than a pack. "error", the default, ends the run. "split" puts parts of it,
+            by the first cost, into neighbouring packs; the packing hook receives the ranges (`ranges`). "drop" leaves
+            it out without reading it. "alone" gives it its own pack over the capacity.
+        max_samples: Maximum number of samples in a pack.
 
     Raises:
-        ConfigError: An argument is not one that fits here.
+        ConfigError: An argument is invalid.
     """
 
     capacities: tuple[tuple[str, int], ...]
@@ -73,8 +73,8 @@ class PackingPlan:
         name = type(self).__name__
         if isinstance(costs, Mapping) == (capacity is not None) or not costs:
             raise ConfigError(
-                f'{name}: give one cost and its capacity, such as {name}("tokens", 4096), or several with theirs: '
-                f'{name}({{"tokens": 4096, "images": 8}}); these are {costs!r} and {capacity!r}'
+                f'{name}: got {costs!r} and {capacity!r}: expected one cost and its capacity, such as {name}("tokens", '
+                f'4096), or several with their capacities: {name}({{"tokens": 4096, "images": 8}})'
             )
         pairs = list(costs.items()) if isinstance(costs, Mapping) else [(costs, capacity)]
         texts = [Expression.parse(text, where=name).text for text, _ in pairs]
@@ -86,21 +86,22 @@ class PackingPlan:
         put(self, capacities=capacities, window=_positive(name, "window", window), oversize=oversize, max_samples=most)
 
     def described(self) -> str:
-        """In one line: what a pack holds."""
+        """Describe the capacities of a pack in one line."""
         return ", ".join(f"{text} up to {capacity:,}" for text, capacity in self.capacities)
 
     def packed(self, encoder: TaskEncoder, dataset: SavableDataset, worker_config: WorkerConfig) -> SavableDataset:
-        """The packs of a dataset, each by the encoder's `pack_selected_samples`. Raises ConfigError: it has none."""
+        """Return the dataset in packs, made by `pack_selected_samples`. Raises ConfigError if the encoder has none."""
         name, pack = type(encoder).__name__, overridden_hook(encoder, "pack_selected_samples")
         if pack is None:
             raise ConfigError(
-                f"packing={self!r}, but {name} has no pack_selected_samples, which makes one sample of the samples of "
-                "a pack"
+                f"packing={self!r}, but {name} has no pack_selected_samples: implement it to make one sample from the "
+                "samples of a pack"
             )
         if overridden_hook(encoder, "select_samples_to_pack") is not None:
             _logger.warning(
-                "%s.select_samples_to_pack is not called: packing=… plans packs from columns before samples are read; "
-                "packing_buffer_size=… lets the hook choose",
+                "%s.select_samples_to_pack is not called: packing=… plans packs from columns before samples are read. "
+                "Use "
+                "packing_buffer_size=… to let the hook choose",
                 name,
             )
         return PlannedPackingDataset(
@@ -114,10 +115,10 @@ class PackingPlan:
 
 @public
 class CostBudget(PackingPlan):
-    """A batch size as a budget: `batch_size=CostBudget("tokens", 65536)` makes batches of as many samples as fit.
+    """A batch size as a budget: `batch_size=CostBudget("tokens", 65536)` fills each batch up to that total cost.
 
-    Each batch of a host costs `budget` at most, and nearly as much; batches are planned as packs are, from columns,
-    and never padded. Arguments are those of `PackingPlan`, but samples cannot be split.
+    Each batch of a host costs at most `budget`, and nearly as much. Batches are planned from columns, like packs, and
+    are never padded. Arguments are those of `PackingPlan`, except that samples cannot be split.
     """
 
     __slots__ = ()
@@ -132,21 +133,21 @@ class CostBudget(PackingPlan):
         max_samples: int | None = None,
     ) -> None:
         if oversize == "split":
-            raise ConfigError("CostBudget: a sample of a batch cannot be split: give 'error', 'drop' or 'alone'")
+            raise ConfigError("CostBudget: samples of a batch cannot be split: use oversize='error', 'drop' or 'alone'")
         PackingPlan.__init__(self, costs, budget, window=window, oversize=oversize, max_samples=max_samples)
 
     def batched(
         self, encoder: TaskEncoder, dataset: SavableDataset, last_batch: LastBatch | None, worker_config: WorkerConfig
     ) -> SavableDataset:
-        """The batches of a dataset, each made by the encoder's `batch`. Raises ConfigError where that does not fit."""
+        """Return the dataset in batches, made by the encoder's `batch`. Raises ConfigError if that is impossible."""
         if overridden_hook(encoder, "batch_group_criterion") is not None:
             raise ConfigError(
-                f"batch_size=CostBudget(…) with {type(encoder).__name__}.batch_group_criterion: batches are made by "
-                "one of the two; give a number, or leave the hook out"
+                f"batch_size=CostBudget(…) with {type(encoder).__name__}.batch_group_criterion: both define the "
+                f"batches. Use a number as batch_size, or remove the hook"
             )
         if last_batch == "pad":
             raise ConfigError(
-                "last_batch='pad' with batch_size=CostBudget(…): such batches are never padded; use 'drop'"
+                "last_batch='pad' with batch_size=CostBudget(…): batches by cost are never padded; use 'drop'"
             )
         return PlannedPackingDataset(
             dataset,
@@ -161,23 +162,23 @@ class CostBudget(PackingPlan):
 
 @node
 class PlannedPackingDataset(SavableDataset):
-    """Packs that are planned from columns, a window of the order at a time; which they are needs no data.
+    """Packs that are planned from columns, one window of the order at a time, without reading data.
 
-    Packs come in a random order, and a sample is at most a few windows from its place. They are the same on any number
-    of hosts. A sample that a hook drops leaves its place in the pack empty; a pack of which nothing is left is dropped.
+    Packs are delivered in a random order, and a sample moves by at most a few windows. The packs are the same on any
+    number of hosts. A sample that a hook drops leaves a gap in its pack; a pack without samples is dropped.
 
     Args:
-        dataset: Whose samples are packed: any whose order is known beforehand (leaves, mixtures, maps and filters of
-            single samples).
-        plan: What a pack is bounded by.
-        packer: From the samples of a pack, in their order, to one sample. One that has a parameter `ranges` is given
-            (start, stop) of each by it: which units of its first cost belong to this pack.
-        hook: As in `MapDataset`, and so are `task_encoder` and `failure_tolerance`.
-        batches: Whether the packs are batches, of one host each.
-        worker_config: Default: that of the dataset.
+        dataset: Dataset to pack; its order must be known in advance (leaves, mixtures, maps and filters of single
+            samples).
+        plan: Capacities and rules of the packs.
+        packer: Makes one sample from the samples of a pack, in order. If it has a parameter `ranges`, it receives
+            (start, stop) for each sample: the units of its first cost that belong to this pack.
+        hook: See `MapDataset`, also for `task_encoder` and `failure_tolerance`.
+        batches: Whether the packs are batches of one host each.
+        worker_config: Default: the configuration of the dataset.
 
     Raises:
-        ConfigError: An argument is not one that fits here.
+        ConfigError: An argument is invalid.
     """
 
     dataset: SavableDataset
@@ -200,23 +201,22 @@ class PlannedPackingDataset(SavableDataset):
         if plan.oversize == "split" and not _takes_ranges(self.packer):
             name = getattr(self.packer, "__qualname__", self.packer)
             raise ConfigError(
-                f"{self.hook} ({name}) does not say which part of a sample to take: with "
-                f"oversize='split' it is called with ranges=[(start, stop), …], one of each sample; declare `ranges` "
-                f"there and cut samples to theirs"
+                f"{self.hook} ({name}) has no parameter `ranges`. With oversize='split' it receives ranges=[(start, "
+                f"stop), …], one per sample: add the parameter and cut samples to their ranges"
             )
         settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`: an index map of packs; below what cuts or mixes it, a feed of lanes."""
+        """See `SavableDataset.lower`: an index map of packs, or, below nodes that cut or mix it, a feed of lanes."""
         below = to.below(self.dataset)
         if not isinstance(below, IndexPart) or isinstance(below, PackedPart):
             raise ConfigError(
-                "PlannedPackingDataset: which samples stand at a position must be known before they are read, and what "
-                "lies below generates, groups, batches or packs: plan packs of single samples, or use a PackingDataset "
-                "(packing_buffer_size=…), which looks at samples once they are read"
+                "PlannedPackingDataset: the samples at a position must be known before they are read, but the dataset "
+                "generates, groups, batches or packs. Plan packs of single samples, or use a PackingDataset "
+                "(packing_buffer_size=…), which selects from samples that were read"
             )
         if to.endless:
-            below.repeat_for_ever()
+            below.repeat_forever()
         if self.batches:
             to.graph.ragged = True
         hook = hook_spec(self.hook, self.packer, self.task_encoder, self.failure_tolerance)
@@ -246,23 +246,23 @@ class PlannedPackingDataset(SavableDataset):
 def _takes_ranges(packer: Callable[..., Any]) -> bool:
     try:
         return "ranges" in inspect.signature(packer).parameters
-    except (TypeError, ValueError):  # of some built-in functions nobody can tell
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return False
 
 
 @dataclass(slots=True, kw_only=True)
 class PackedPart(IndexPart):
-    """Planned packs as a part of the graph: an index map whose positions are those of packs.
+    """Planned packs as a part of the graph: an index map over positions of packs.
 
     Attributes:
-        below: Whose samples are packed.
-        plan: What a pack is bounded by.
+        below: Part whose samples are packed.
+        plan: Capacities and rules of the packs.
         hooks: On a pack's samples, and then on packs.
-        takes_ranges: Whether the first one is told ranges.
+        takes_ranges: Whether the first hook receives ranges.
         key: 64-bit key of the node.
         lanes: L.
-        number: Among all such parts.
-        packs: As they are planned.
+        number: Number among all such parts.
+        packs: The planned packs.
     """
 
     below: IndexPart
@@ -275,7 +275,7 @@ class PackedPart(IndexPart):
     packs: PlannedPacks = field(init=False)
 
     def plan_again(self) -> None:
-        """Plan packs of what is below, as it is now."""
+        """Plan packs of the current part below."""
         child = self.below.index_map(self.lanes)
         costs = [[Costs(leaf.resolved.source, cost, "packing") for leaf in self.leaves] for cost in self._expressions()]
         streams = tuple(CostsOfStream(child, own) for own in costs)
@@ -283,7 +283,7 @@ class PackedPart(IndexPart):
         self.passes = None if self.below.passes is None else PlannedPasses(self.packs)
 
     def described(self) -> dict[str, Any]:
-        """For the manifest: the plan, and what the columns hold."""
+        """Return the plan and the identifiers of its columns, for the manifest."""
         return {
             "planned_packs": [list(pair) for pair in self.plan.capacities],
             "window": self.plan.window,
@@ -298,18 +298,18 @@ class PackedPart(IndexPart):
         return [Expression.parse(text, where="packing") for text, _ in self.plan.capacities]
 
     def items(self) -> int:
-        """Packs of the first pass; endless: of one pass over what is repeated, about."""
+        """Packs of the first pass; for an endless part, about those of one pass over the repeated data."""
         return self.packs.typical() if self.passes is None else self.passes.length(0)
 
-    def repeat_for_ever(self) -> None:
-        """Make it endless: packs go over the ends of passes."""
+    def repeat_forever(self) -> None:
+        """Make the part endless: packs cross the ends of passes."""
         if self.below.passes is not None:
-            self.below.repeat_for_ever()
+            self.below.repeat_forever()
             self.plan_again()
         self.passes = None
 
     def runs(self) -> Sequence[bool]:
-        """Those of what is below."""
+        """Return the runs of the part below."""
         return self.below.runs()
 
     def add_hook(self, hook: HookSpec) -> None:
@@ -317,7 +317,7 @@ class PackedPart(IndexPart):
         self.hooks.append(with_own_name(hook, self.hooks))
 
     def index_map(self, lanes: int) -> IndexMap:
-        """The order of packs."""
+        """Return the order of packs."""
         assert lanes == self.lanes
         return IndexMap(
             routes=None,
@@ -329,19 +329,19 @@ class PackedPart(IndexPart):
         )
 
     def spec(self) -> ItemSpec:
-        """How packs are made."""
+        """Return how packs are made."""
         hooks = tuple((hook, fold(self.key, "hooks", hook.name)) for hook in self.hooks)
         return ItemSpec(hooks=hooks, takes_ranges=self.takes_ranges)
 
 
 @dataclass(slots=True, eq=False)
 class PlannedPacks:
-    """Packs of the samples of an index map: a function of its order, of columns and of a key, the same everywhere.
+    """Packs of the samples of an index map: a function of its order, of columns and of a key, the same on every host.
 
     Attributes:
-        child: Whose samples are packed; packs of an endless one go over the ends of passes.
-        costs: Of positions of the child among those of all passes, one for each capacity.
-        plan: What a pack is bounded by.
+        child: Index map whose samples are packed; packs of an endless one cross the ends of passes.
+        costs: Costs of positions of the child over all passes, one function per capacity.
+        plan: Capacities and rules of the packs.
         key: 64-bit key of the order of packs.
         maker: Number of the stream's `ItemSpec` that makes them.
     """
@@ -353,13 +353,13 @@ class PlannedPacks:
     maker: int
     _folds: dict[int, Fold[_Window]] = field(default_factory=dict[int, "Fold[_Window]"])
     _lengths: dict[int, int] = field(default_factory=dict[int, int])
-    _told: bool = False
+    _warned: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PlannedPacks, (self.child, self.costs, self.plan, self.key, self.maker, {}, dict(self._lengths))
 
     def draw(self, positions: Int64Array) -> Draws:
-        """Draws of packs by their positions among those of all passes."""
+        """Return the draws of packs by their positions over all passes."""
         order = np.argsort(positions, kind="stable")
         ordered = positions[order]
         parts: list[Draws] = []
@@ -377,7 +377,7 @@ class PlannedPacks:
         return Draws.joined(parts)[back]
 
     def _drawn(self, window: _Window, packs: Int64Array, numbers: Int64Array) -> Draws:
-        """Some packs of a window."""
+        """Return the draws of some packs of a window."""
         cuts = window.packs.cuts
         sizes = np.diff(cuts)[packs]
         own = np.append(0, np.cumsum(sizes))
@@ -395,7 +395,7 @@ class PlannedPacks:
         )
 
     def _fold(self, pass_number: int) -> Fold[_Window]:
-        """The windows of a pass."""
+        """Return the windows of a pass."""
         found = self._folds.get(pass_number)
         if found is None:
             while len(self._folds) >= _FOLDS_KEPT:
@@ -404,13 +404,13 @@ class PlannedPacks:
         return found
 
     def carries(self, position: int) -> list[Carry]:
-        """See `IndexMap.carries`. The first numbers are the pack's position among those of all passes."""
+        """See `IndexMap.carries`. The first number of a carry is the pack's position over all passes."""
         pass_number, item = divmod(position, 1 << PASS_BITS)
         first, *rest = self._fold(pass_number).anchor(item)
         return [((pass_number << PASS_BITS) + first, *rest), *self.child.carries(self._below(pass_number, rest))]
 
     def _below(self, pass_number: int, rest: Sequence[int]) -> int:
-        """The first position of the child that windows from a carry on need, of its numbers behind the pack's."""
+        """Return the first child position that windows need from a carry on, given its numbers after the first."""
         at, *carried = rest
         return self.child.start(pass_number) + min(carried, default=at)
 
@@ -418,12 +418,12 @@ class PlannedPacks:
         pass_number, item = divmod(position, 1 << PASS_BITS)
         first, *rest = saved.next(2)
         if first >> PASS_BITS != pass_number or max(rest[1:], default=-1) >= rest[0]:
-            raise ValueError("a plan is of another pass, or carries over what it has not reached")
+            raise ValueError("a plan belongs to another pass, or carries over samples that it has not reached")
         self.child.remember(saved, self._below(pass_number, rest))
         saved.restore(self._fold(pass_number), (first - (pass_number << PASS_BITS), *rest), item)
 
     def length(self, pass_number: int) -> int:
-        """Packs of a finite pass: it is planned once, all of it."""
+        """Return the packs of a finite pass, which is planned once as a whole."""
         known = self._lengths.get(pass_number)
         if known is None:
             windows, known, last = self._fold(pass_number), 0, False
@@ -434,12 +434,12 @@ class PlannedPacks:
         return known
 
     def typical(self) -> int:
-        """Packs of a pass over the data, about: for each sample as many as in the first window."""
+        """Return the approximate packs of a pass over the data, extrapolated from the first window."""
         _, packs, window = self._fold(0).plan_at(0)
         return packs if window.last else max(1, self.child.samples * packs // max(1, window.samples))
 
     def _advance(self, pass_number: int, carry: Carry) -> tuple[_Window, Carry]:
-        """The plan of a window, from (first pack, next position, positions carried over), and that of the next one."""
+        """Plan a window from (first pack, next position, positions carried over). Returns it with the next carry."""
         item, at, *carried = carry
         plan, began = self.plan, at
         first, end = self.child.start(pass_number), self.child.length(pass_number)
@@ -465,11 +465,11 @@ class PlannedPacks:
                 )
             except OversizeSample as error:
                 raise self._too_large(error, first + positions, costs) from None
-            if len(packs.dropped) and not self._told:
-                self._told = True
+            if len(packs.dropped) and not self._warned:
+                self._warned = True
                 _logger.warning(
-                    "%d of %d samples are larger than a pack (%s), and left out, as oversize='drop' says; "
-                    "this is said once",
+                    "%d of %d samples are larger than a pack (%s) and are dropped, because of oversize='drop'; "
+                    "this warning appears once",
                     *(len(packs.dropped), len(positions), self.plan.described()),
                 )
             carried = positions[packs.rest].tolist()
@@ -479,34 +479,34 @@ class PlannedPacks:
             at = stop
             if at - began > self.child.samples + plan.window:
                 raise ConfigError(
-                    f"packing: every sample is larger than a pack ({self.plan.described()}) and left out, as "
-                    f"oversize='drop' says; give a larger capacity"
+                    f"packing: every sample is larger than a pack ({self.plan.described()}) and is dropped, because of "
+                    f"oversize='drop': use a larger capacity"
                 )
 
     def _too_large(self, error: OversizeSample, positions: Int64Array, costs: Int64Array) -> ConfigError:
         cost, (text, capacity) = self.costs[error.cost], self.plan.capacities[error.cost]
         draws = cost.order.draw_in_stream(positions[error.sample : error.sample + 1])
         source = cost.leaves[int(draws.leaf[0])].source
-        what, parts = "a pack", "'split' (by the first cost alone; parts go to neighbouring packs), "
+        what, parts = "a pack", "'split' (by the first cost only; parts go to neighbouring packs), "
         if isinstance(self.plan, CostBudget):
             what, parts = "a batch", ""
         return ConfigError(
             f"{source.path}: {source.place_of(int(draws.index[0]))}: {text} is "
-            f"{costs[error.cost, error.sample] / PARTS_OF_ONE:,g}, and {what} holds {capacity:,}: give a larger "
-            f"capacity, or say what becomes of such samples: oversize={parts}'drop' (they are left out) or 'alone' "
+            f"{costs[error.cost, error.sample] / PARTS_OF_ONE:,g}, but {what} holds {capacity:,}: use a larger "
+            f"capacity, or choose how to handle such samples: oversize={parts}'drop' (leaves them out) or 'alone' "
             f"(in {what} over the capacity)"
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Window:
-    """A window, planned.
+    """A planned window.
 
     Attributes:
-        packs: Of its samples.
-        positions: (m,) of each member, in the child's stream.
-        samples: How many it takes from there.
-        last: Whether it is the last one of its pass.
+        packs: Packs of its samples.
+        positions: (m,) position of each member in the child's stream.
+        samples: Number of samples taken from there.
+        last: Whether it is the last window of its pass.
     """
 
     packs: WindowPacks
@@ -517,7 +517,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPasses:
-    """Passes of as many packs as their samples make.
+    """Passes that contain the packs of their samples.
 
     Attributes:
         packs: The packs.
@@ -526,28 +526,28 @@ class PlannedPasses:
     packs: PlannedPacks
 
     def start(self, epoch: int) -> int:
-        """First position of a pass."""
+        """Return the first position of a pass."""
         return epoch << PASS_BITS
 
     def length(self, epoch: int) -> int:
-        """Packs of a pass."""
+        """Return the packs of a pass."""
         return self.packs.length(epoch)
 
     def epoch_at(self, position: int) -> int:
-        """Pass of a position."""
+        """Return the pass of a position."""
         return position >> PASS_BITS
 
     @property
     def period(self) -> int:
-        """Each pass has an order of its own, so nobody knows when their lengths come again."""
+        """Each pass has its own order, so there is no known period of the lengths."""
         return 1 << PASS_BITS
 
     def lengths(self, first: int, count: int) -> Int64Array:
-        """Packs of each of `count` passes from `first` on."""
+        """Return the packs of each of `count` passes from `first` on."""
         return np.array([self.length(epoch) for epoch in range(first, first + count)], np.int64)
 
 
 def _positive(where: str, what: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or not 1 <= value < 1 << 53:
-        raise ConfigError(f"{where}: {what} is {value!r}: expected a positive whole number")
+        raise ConfigError(f"{where}: {what}={value!r}: expected a positive whole number")
     return int(value)

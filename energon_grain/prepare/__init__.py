@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building what a folder of tars needs to be a dataset: indices, splits, sample types.
+"""Prepare folders of tars as datasets: indices, splits, sample types.
 
-Names are imported when they are first asked for: a worker process imports this package for one small module.
+Names are imported lazily: a worker process imports this package for one small module.
 """
 
 from __future__ import annotations

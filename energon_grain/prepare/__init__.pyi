@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public names and where they live: the one list of them, read by type checkers and, lazily, at run time."""
+"""The public names and their modules. This list is the only one: type checkers read it, and lazy imports use it."""
 
 from energon_grain.media.headers import (
     MediaFilterConfig as MediaFilterConfig,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata of media for what is there already: a prepared dataset of tars, or a plain folder of files."""
+"""Add media metadata to existing data: a prepared dataset of tars, or a plain folder of files."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from energon_grain.sources.kinds import kind_by_marker
 from energon_grain.storage.atomic import naming_when_full, remove_temporaries
 
 _FILES_AT_ONCE = 512
-"""Files of a plain folder that are looked at together."""
+"""Number of files of a plain folder per task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderReport:
-    """What was found when the media of a plain folder were looked at.
+    """Result of reading the media headers of a plain folder.
 
     Attributes:
         root: The folder; a URL as text.
-        files: How many files were looked at.
-        size_bytes: Of these files.
-        media: What came of it.
+        files: Number of files read.
+        size_bytes: Total size of these files.
+        media: Media found, and failures.
         elapsed_s: Wall-clock time.
     """
 
@@ -57,23 +57,23 @@ def prepare_media(
     progress: Callable[[PrepareProgress], None] | None = None,
     executor: Executor | None = None,
 ) -> PrepareReport | FolderReport:
-    """Gather what the headers of media say, of a prepared dataset of tars or of a plain folder of files.
+    """Collect metadata from media headers, for a prepared dataset of tars or a plain folder of files.
 
-    It goes into `.nv-meta/index.sqlite`, as Energon has it, for `get_media_metadata` of file stores; that of a dataset
-    into columns as well (`open_columns`). What is known of files that are not looked at stays; so this may be done once
-    for pictures and once for videos. Everything is put in place at once, and a run that was killed is taken up by the
-    same call. Last of all, videos of tars on disks that are looked at get the indices that they lack (`index_videos`).
+    The metadata goes into `.nv-meta/index.sqlite`, in Energon's format, for `get_media_metadata` of file stores. For a
+    dataset it also goes into columns (`open_columns`). Metadata of files that this call skips is kept, so you can run
+    it once for images and once for videos. All results are published at once. After a crash, the same call resumes.
+    Finally, videos in tars on local disks get missing seek indices (`index_videos`).
 
     Args:
         root: The folder, or its URL.
-        media_filter: Which files are looked at.
-        num_workers: As in `prepare_dataset`, and so are the others.
-        progress: See there; of a folder, some 500 files count as a shard.
+        media_filter: Selects the files to read.
+        num_workers: As in `prepare_dataset`, like the other arguments.
+        progress: As in `prepare_dataset`; in a folder, about 500 files count as a shard.
 
     Raises:
-        DatasetNotFoundError: There is no such folder, or no file in it is to be looked at.
-        ConfigError: It is neither a dataset of tars nor a plain folder.
-        StaleIndexError: The tars do not have as many samples as when they were prepared.
+        DatasetNotFoundError: The folder does not exist, or no file in it passes the filter.
+        ConfigError: The folder is neither a dataset of tars nor a plain folder.
+        StaleIndexError: The number of samples in the tars has changed since they were prepared.
         EnergonGrainError: As in `prepare_dataset`.
     """
     dataset = open_to_prepare(root)
@@ -94,13 +94,13 @@ def _prepare_folder(
     dataset: DataFolder,
     media_filter: MediaFilterConfig,
     num_workers: int | None,
-    tell: Callable[[PrepareProgress], None],
+    notify: Callable[[PrepareProgress], None],
     executor: Executor | None,
 ) -> FolderReport:
     start, root = time.perf_counter(), dataset.local
     kind = None if dataset.is_remote else kind_by_marker(dataset.location)
     if kind is not None and kind.open is not None:
-        raise ConfigError(f"{dataset.location}: is {kind.described}, which holds no files of media.")
+        raise ConfigError(f"{dataset.location}: is {kind.described}; expected a plain folder of media files.")
     taken = sorted(name for name in list_files(dataset.location, what="media") if media_filter.may_take(name))
     names, tasks = _tasks(dataset, taken, media_filter)
     (root / PREPARE_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -110,14 +110,16 @@ def _prepare_folder(
         stack.enter_context(preparation_lock(root / META_FOLDER))
         remove_temporaries(root / PREPARE_FOLDER, "staged-*")
         log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log")))
-        scanned = scan_dataset(dataset.location, tasks, log, num_workers=num_workers, executor=executor, progress=tell)
+        scanned = scan_dataset(
+            dataset.location, tasks, log, num_workers=num_workers, executor=executor, progress=notify
+        )
         staging, put = new_staging_folder(root), [f"{META_FOLDER}/{INDEX_SQLITE}"]
         (staging / META_FOLDER).mkdir()
-        tell(scanned.progress("index"))
+        notify(scanned.progress("index"))
         write_media_tables(staging / put[0], scanned.scans(), media_filter)
         if (old := copy_database(dataset.location)) is not None:
             keep_media_tables(staging / put[0], old, media_filter)
-        tell(scanned.progress("commit"))
+        notify(scanned.progress("commit"))
         put_in_place(dataset, staging, put=put, like=names[0])
         remove_temporaries(root / PREPARE_FOLDER, "[!r]*")
         (root / PREPARE_FOLDER).rmdir()
@@ -135,10 +137,13 @@ def _prepare_folder(
 def _tasks(
     dataset: DataFolder, taken: Sequence[str], media_filter: MediaFilterConfig
 ) -> tuple[list[str], list[ShardTask]]:
-    """The files that are looked at, and so many of them at a time; those whose name is not UTF-8 are left out."""
+    """The files to read, and tasks of `_FILES_AT_ONCE` files. Files whose names are not UTF-8 are skipped."""
     names = [name for name in taken if name == printable(name)]
     if not names:
-        raise DatasetNotFoundError(f"{dataset.location}: no file in it or in its subfolders is to be looked at.")
+        raise DatasetNotFoundError(
+            f"{dataset.location}: no file in the folder or its subfolders passes the media filter; check the folder "
+            f"and the filter."
+        )
     starts = range(0, len(names), _FILES_AT_ONCE)
     pieces = [tuple(names[at : at + _FILES_AT_ONCE]) for at in starts]
     return names, [ShardTask(name=files[0], media=media_filter, files=files) for files in pieces]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attaching: one more number of every sample, from a file, by row or by key."""
+"""Attach a column: one number per sample, read from a file, matched by row or by key."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ _BLOCK_SAMPLES = 1 << 20
 
 
 def attach_column(stage: ColumnStage, name: str, file: str | npt.NDArray[Any], source: Source) -> list[str]:
-    """Take a column from a file; see `measure_dataset`.
+    """Read a column from a file; see `measure_dataset`.
 
     Args:
-        file: The file; behind a colon the field, where it is called otherwise. Or the numbers.
+        file: The path. `PATH:FIELD` names the field if it differs from the column's name. Or the numbers themselves.
 
     Returns:
-        What the user should know though it is no error.
+        Notes for the user that are not errors.
 
     Raises:
         ConfigError: The file does not fit the samples.
-        FormatError: It is damaged.
+        FormatError: The file is damaged.
     """
     place = _Attached.of(name, file)
     keys, rows = _numbers_and_keys(place, file, len(source))
     by_key = None if keys is None else _by_key(place, keys, source)
     values = rows if by_key is None else by_key.of(rows)
-    # A sample without a number has NaN, which integers do not have.
+    # A sample without a number gets NaN, which integer columns cannot hold.
     whole = rows.dtype.kind in "bi" and (by_key is None or by_key.all_matched)
     writer = stage.new(name, np.int64 if whole else np.float64, function=place.written, version=1)
     for at in range(0, len(source), _BLOCK_SAMPLES):
         writer.append(np.asarray(values[at : at + _BLOCK_SAMPLES]))
     if by_key is None or not by_key.unused:
         return []
-    return [f"{name}: {by_key.unused:,} of the {len(by_key.keys):,} keys in {name_of(place.path)} are of no sample."]
+    return [f"{name}: {by_key.unused:,} of the {len(by_key.keys):,} keys in {name_of(place.path)} match no sample."]
 
 
 @dataclass(frozen=True)
 class _Attached:
-    """Where a column comes from: the file, its field, and what the column's header says of both."""
+    """The source of a column: the file, its field, and the text about both in the column's header."""
 
     path: str
     field: str
@@ -65,16 +65,16 @@ class _Attached:
 
     @classmethod
     def of(cls, name: str, file: str | npt.NDArray[Any]) -> _Attached:
-        path, field, said = "an array", name, "FILE"
+        path, field, file_name = "an array", name, "FILE"
         if isinstance(file, str):
             path, colon, field = file.rpartition(":")
             if not (colon and field and not os.path.exists(file)):
                 path, field = file, name
             if not os.path.isfile(path):
-                raise ConfigError(f"the column {name!r}: there is no file {path}")
-            said = name_of(path)
+                raise ConfigError(f"the column {name!r}: there is no file {path}; check the path")
+            file_name = name_of(path)
         suffix = f":{field}" if field != name else ""
-        return cls(path, field, f"{path}: the column {name!r}", f"{ATTACHED}{said}{suffix}")
+        return cls(path, field, f"{path}: the column {name!r}", f"{ATTACHED}{file_name}{suffix}")
 
 
 def _numbers_and_keys(
@@ -85,8 +85,8 @@ def _numbers_and_keys(
     keys, rows = _table(place.path, place.field, place.where)
     if keys is None and len(rows) != total:
         raise ConfigError(
-            f"{place.where}: has no field `key`, so it must have a row for each of the {total} samples, and it has "
-            f"{len(rows)}"
+            f"{place.where}: without a field `key`, the file must have one row for each of the {total} samples, but it "
+            f"has {len(rows)}"
         )
     return keys, rows
 
@@ -95,15 +95,14 @@ def _array(place: _Attached, file: str | npt.NDArray[Any], total: int) -> npt.ND
     try:
         rows: Any = np.load(place.path, mmap_mode="r", allow_pickle=False) if isinstance(file, str) else file
     except (ValueError, EOFError) as error:
-        raise FormatError(f"{place.path}: is no array that can be attached: {error}") from error
+        raise FormatError(f"{place.path}: cannot be attached, it is not a NumPy array: {error}") from error
     if not isinstance(rows, np.ndarray):
-        raise FormatError(f"{place.path}: is no array that can be attached, but an archive of several")
+        raise FormatError(f"{place.path}: holds several arrays; save one array with `numpy.save` and attach that")
     if rows.ndim != 1 or rows.dtype.kind not in "biuf" or len(rows) != total:
         raise ConfigError(
-            f"{place.where}: has {rows.dtype}{list(rows.shape)}; there must be one number for each of the {total} "
-            f"samples"
+            f"{place.where}: expected one number for each of the {total} samples, got {rows.dtype}{list(rows.shape)}"
         )
-    # Arrays that are no unsigned ones stay where they are mapped.
+    # Other arrays than unsigned ones stay memory-mapped.
     return _known(rows, place.where) if rows.dtype.kind == "u" else rows
 
 
@@ -123,7 +122,7 @@ class _ByKey:
         return len(self.keys) - len(np.unique(self.places[self.places >= 0]))
 
     def of(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """(n,) the number of each sample, NaN where there is none."""
+        """(n,) the number of each sample; NaN for samples without one."""
         return rows[self.places] if self.all_matched else np.where(self.places >= 0, rows[self.places], np.nan)
 
 
@@ -131,67 +130,67 @@ def _by_key(place: _Attached, keys: list[str], source: Source) -> _ByKey:
     order = {key: row for row, key in enumerate(keys)}
     if len(order) < len(keys):
         twice = next(key for row, key in enumerate(keys) if order[key] != row)
-        raise ConfigError(f"{place.where}: has the key {twice!r} twice")
+        raise ConfigError(f"{place.where}: the file has the key {twice!r} twice; keys must be unique")
     total = len(source)
     places = np.concatenate([_rows_of(order, source, at) for at in range(0, total, _BLOCK_SAMPLES)])
     if not (places >= 0).any():
         own = ", ".join(map(repr, source.read(np.arange(min(3, total))).keys))
         raise ConfigError(
-            f"{place.where}: none of its {len(keys)} keys, such as {next(iter(keys), None)!r}, is one of a sample; "
-            f"those are {own}, …"
+            f"{place.where}: no sample has one of the file's {len(keys)} keys, such as {next(iter(keys), None)!r}; the "
+            f"samples' keys are {own}, …"
         )
     return _ByKey(keys, places)
 
 
 def _rows_of(rows: Mapping[str, int], source: Source, begin: int) -> npt.NDArray[np.int64]:
-    """(n,) the row of each sample's key; -1 where there is none."""
+    """(n,) the row of each sample's key; -1 if the file has no such key."""
     stop = min(begin + _BLOCK_SAMPLES, len(source))
     return np.fromiter((rows.get(key, -1) for key in source.keys(np.arange(begin, stop))), np.int64, stop - begin)
 
 
 def _table(path: str, field: str, where: str) -> tuple[list[str] | None, npt.NDArray[Any]]:
-    """Keys, if it has any, and the numbers of a field."""
+    """The keys, or None if the file has none, and the numbers of a field."""
     if path.endswith(".csv"):
         keys, found = field_of_rows(_rows(path), field, where)
         found = [_parsed(value) for value in found]
     elif read_field := kind_at(path).read_field:
         keys, found = read_field(path, field, where)
     else:
-        raise ConfigError(f"{where}: columns are taken from .npy, .parquet, .csv and .jsonl files")
+        raise ConfigError(f"{where}: expected a .npy, .parquet, .csv or .jsonl file")
     is_plain = isinstance(found, np.ndarray) and found.dtype.kind in "biuf"
     return keys, _known(found if is_plain else list(found), where)
 
 
 def key_beside(names: Collection[str], field: str, where: str) -> str | None:
-    """The one of these fields that has keys, if there is one. Raises ConfigError if `field` is none of them."""
+    """The name of the field that holds keys, or None. Raises ConfigError if `field` is not among the names."""
     if field not in names:
-        raise ConfigError(f"{where}: has no field {field!r}; there are {', '.join(map(str, names)) or 'none'}")
+        raise ConfigError(f"{where}: the file has no field {field!r}; it has {', '.join(map(str, names)) or 'none'}")
     return next((name for name in _KEYS if name in names), None)
 
 
 def _known(values: Sequence[Any] | npt.NDArray[Any], where: str) -> Numbers:
     numbers = as_numbers(values)
     if isinstance(numbers, int):
-        raise ConfigError(f"{where}: holds {values[numbers]!r:.100} in row {numbers + 1}, which is no {NUMBER}")
+        raise ConfigError(f"{where}: row {numbers + 1} holds {values[numbers]!r:.100}, which is not a {NUMBER}")
     return numbers
 
 
 def field_of_rows(rows: Sequence[Mapping[str, Any]], field: str, where: str) -> tuple[list[str] | None, list[Any]]:
-    """Keys, if there are any, and the values of a field. Raises ConfigError if no row has it."""
+    """The keys, or None without a key field, and the values of a field. Raises ConfigError if no row has the field."""
     key = key_beside(dict.fromkeys(name for row in rows for name in row), field, where)
     return None if key is None else [str(row.get(key)) for row in rows], [row.get(field) for row in rows]
 
 
 def _rows(path: str) -> list[dict[str, Any]]:
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:  # else the key of a spreadsheet's is not found
+        with open(path, encoding="utf-8-sig", newline="") as file:  # spreadsheets write a BOM before the first name
             return list(csv.DictReader(file))
     except (ValueError, csv.Error) as error:
-        raise FormatError(f"{path}: cannot be read: {error}") from error
+        raise FormatError(f"{path}: cannot be read as CSV: {error}") from error
 
 
 def _parsed(text: Any) -> Any:
-    """A number as it is written in a table; nothing is none."""
+    """Parse a number from a CSV cell; None for an empty cell, other text unchanged."""
     if not text or not text.strip():
         return None
     for kind in (int, float):
@@ -201,8 +200,8 @@ def _parsed(text: Any) -> Any:
 
 
 def as_numbers(values: Sequence[Any] | npt.NDArray[Any]) -> Numbers | int:
-    """(n,) int64 or float64, NaN for None; or the place of the first value that is no number, or too large an int."""
-    with contextlib.suppress(ValueError, OverflowError):  # lists of lists, say
+    """(n,) int64 or float64, NaN for None; or the index of the first value that is not a number or too large an int."""
+    with contextlib.suppress(ValueError, OverflowError):  # for example, nested lists
         found = np.asarray(values)
         if found.ndim == 1 and found.dtype.kind == "u" and found.max(initial=0) > _LARGEST:
             return int(np.argmax(found > _LARGEST))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing the columnar index: from scans of shards (`prepare`), or from the tars themselves when it is first opened."""
+"""Write the columnar index: from scans of shards (`prepare`), or from the tars when a dataset is first opened."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from energon_grain.formats.columnar_header import (
     encode_header,
     index_cache_folder,
     info_stamp,
-    mending,
     read_column,
     read_header,
+    repair_advice,
 )
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.key_order import DuplicateKeys, external_key_order
@@ -42,8 +42,8 @@ from energon_grain.formats.records import RecordEncoding, read_records_file
 from energon_grain.formats.scan import ShardScan
 from energon_grain.prepare.containers import container_of
 from energon_grain.storage.atomic import (
-    alone_in,
     atomic_write_bytes,
+    exclusive_in,
     is_writable,
     locked_at,
     remove_temporaries,
@@ -67,21 +67,21 @@ def write_columnar(
     info_stamp: tuple[int, int] | None = None,
     old: ColumnarIndex | None = None,
 ) -> ColumnarHeader:
-    """Write a columnar index into the folder `target` and make it the current one; readers see the old or the new.
+    """Write a columnar index into the folder `target` and make it the current one; readers see the old or the new one.
 
-    Memory is bounded by one scan plus `SORT_MEMORY_BYTES` for sorting the keys. On any error nothing is left behind.
+    Memory use is limited to one scan plus `SORT_MEMORY_BYTES` for sorting the keys. An error leaves nothing behind.
 
     Args:
         target: The index folder, `.nv-meta/columnar` of a dataset.
         shards: Names of the shards, in the order of `.info.json`.
-        scans: The scan of each, in the same order; consumed one by one.
-        unique_keys: Refuse two samples with the same key. Energon has demanded it since 7.3.
-        old: Of the dataset until now. If the new shards begin with its own, holding the same samples, it counts as an
-            earlier state from now on.
+        scans: The scan of each shard, in the same order; consumed one by one.
+        unique_keys: Refuse two samples with the same key, as Energon does since 7.3.
+        old: The dataset's previous index. If the new shards start with the old ones and hold the same samples, the new
+            index records the old one as an earlier state.
 
     Raises:
         DuplicateKeyError: Two samples have the same key.
-        ValueError: There are not as many scans as shards.
+        ValueError: The number of scans differs from the number of shards.
     """
     folder = target / f"g{secrets.token_hex(8)}"
     folder.mkdir(parents=True)
@@ -99,9 +99,9 @@ def write_columnar(
 
 
 def _earlier_states(folder: Path, header: ColumnarHeader, old: ColumnarIndex) -> list[tuple[int, str]]:
-    """What the new index says of states before it: those that the old one knew, and the old one itself if it grew.
+    """The earlier states to record in the new index: those of the old index, and the old index itself if it grew.
 
-    None if the samples of the old shards are others now: which is looked at, column by column.
+    Empty if the samples in the old shards have changed, which is checked column by column.
     """
     counts = [samples for _, _, samples in header.shards]
     if counts[: len(old.shards)] != np.diff(old.shard_first).tolist():
@@ -121,29 +121,29 @@ def _earlier_states(folder: Path, header: ColumnarHeader, old: ColumnarIndex) ->
 
 
 def remove_old_generations(target: Path, current: str | None) -> None:
-    """Remove the generations beside `current`, sparing those that another process is writing right now.
+    """Remove all generations except `current` and those that another process is writing.
 
-    Where there are no locks, one is taken for being written while it has no `complete` mark and is younger than a day.
+    Without file locks, a generation counts as being written if it has no `complete` mark and is less than a day old.
     """
-    with alone_in(target) as alone:
+    with exclusive_in(target) as is_exclusive:
         for folder in target.glob("g*"):
             with contextlib.suppress(OSError):
-                abandoned = alone or time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S
+                abandoned = is_exclusive or time.time() - folder.stat().st_mtime > _ABANDONED_AFTER_S
                 if folder.name != current and (abandoned or (folder / _COMPLETE).exists()):
                     shutil.rmtree(folder, ignore_errors=True)
-        if alone:
+        if is_exclusive:
             remove_temporaries(target, f".{HEADER_NAME}.*.tmp")
 
 
 def open_columnar(
     path: str | os.PathLike[str] | DataFolder, *, info: DatasetInfo | None = None, cache_dir: Path | None = None
 ) -> ColumnarIndex:
-    """Open the columnar index of the prepared dataset at `path`; build it first where it is missing.
+    """Open the columnar index of the prepared dataset at `path`; build it first if it is missing.
 
-    An index that does not list the shards of `.info.json` with their numbers of samples (Energon prepared the dataset
-    again, say) counts as missing. The index is built from the tars and checked against their `.tar.idx`, and kept in
-    the dataset if that is writable, else in `cache_dir`; of a dataset in an object store in its mirror. No tar file is
-    looked at where it exists. Raises DatasetNotFoundError, IndexFileError, StaleIndexError and ReadError.
+    An index whose shards or sample counts differ from `.info.json` (for example after Energon prepared the dataset
+    again) counts as missing. The index is built from the tars and checked against their `.tar.idx` files. It is stored
+    in the dataset if that is writable, else in `cache_dir`; for a dataset in an object store, in its mirror. If the
+    index exists, no tar is read. Raises DatasetNotFoundError, IndexFileError, StaleIndexError and ReadError.
     """
     folder = open_folder(path)
     with naming(folder):
@@ -160,28 +160,28 @@ def _opened(folder: DataFolder, info: DatasetInfo, cache_dir: Path | None) -> Co
             if header.info_stamp is not None and header.info_stamp != info_stamp(root):
                 continue
             own = place == columnar_folder(root) and folder.bare is None
-            advice = mending(folder.location) if own else f"remove {place}, and the index is made anew on next use"
+            advice = repair_advice(folder.location) if own else f"remove {place}; the next use builds the index again"
             try:
                 return load_columnar(folder, place, header, advice)
             except FileNotFoundError:
-                if read_header(place, root) == header:  # else it was replaced while we were opening it
+                if read_header(place, root) == header:  # otherwise it was replaced while we opened it
                     raise IndexFileError(
-                        f"{place / header.generation}: columns named by {HEADER_NAME} are missing; {advice}"
+                        f"{place / header.generation}: columns listed in {HEADER_NAME} are missing; {advice}"
                     ) from None
         build_columnar(folder, info, cache_dir=cache_dir)
-    raise IndexFileError(f"{root}: the columnar index kept changing while it was opened; {mending(root)}")
+    raise IndexFileError(f"{root}: the columnar index kept changing while it was opened; {repair_advice(root)}")
 
 
 def _places(root: Path, cache_dir: Path | None) -> Iterator[Path]:
     yield columnar_folder(root)
-    yield index_cache_folder(root, cache_dir)  # follows the links in the path: only where it must
+    yield index_cache_folder(root, cache_dir)  # resolves symbolic links, so only when needed
 
 
 def build_columnar(dataset: DataFolder, info: DatasetInfo, *, cache_dir: Path | None = None) -> None:
     """Build the columnar index of a prepared dataset from its tars, checked against `info` and the `.tar.idx` files.
 
-    Written into the dataset, or below `cache_dir` where the dataset is read-only. Of two processes that build at once
-    the second waits and then finds the index there. Raises StaleIndexError and TarError.
+    The index goes into the dataset, or below `cache_dir` if the dataset is read-only. If two processes build at once,
+    the second waits and then uses the finished index. Raises StaleIndexError and TarError.
     """
     root = dataset.local
     target, stamp = columnar_folder(root), None
@@ -228,7 +228,7 @@ def _write_columns(
     (folder / _COMPLETE).touch()
     has_sums = any(writer.block_sums for writer in writers.values())
     return ColumnarHeader(
-        version=3 if has_sums else 2,  # the first that reads it
+        version=3 if has_sums else 2,  # the oldest version that can read this index
         generation=folder.name,
         shards=described,
         part_names=list(part_names),
@@ -239,7 +239,7 @@ def _write_columns(
 def _write_key_order(
     folder: Path, writers: Mapping[str, ColumnWriter], shards: Sequence[tuple[str, int, int]], unique_keys: bool
 ) -> None:
-    """Sort the keys that lie on disk by now."""
+    """Sort the keys that are already on disk."""
     start, text = (
         read_column(folder / f"{name}.npy", COLUMN_TYPES[name], writers[name].rows, block_sums=writers[name].block_sums)
         for name in ("key_start", "key_bytes")
@@ -248,10 +248,10 @@ def _write_key_order(
     duplicates = DuplicateKeys()
 
     def note(pairs: npt.NDArray[np.int64]) -> None:
-        homes = np.searchsorted(first, pairs, side="right") - 1
+        shard_numbers = np.searchsorted(first, pairs, side="right") - 1
         examples = (
             (text[start[number] : start[number + 1]].tobytes(), shards[one][0], shards[other][0])
-            for (number, _), (one, other) in zip(pairs, homes, strict=True)
+            for (number, _), (one, other) in zip(pairs, shard_numbers, strict=True)
         )
         duplicates.add(len(pairs), examples)
 
@@ -261,7 +261,7 @@ def _write_key_order(
 
 
 def _scan_all(dataset: DataFolder, info: DatasetInfo) -> Iterator[ShardScan]:
-    """Scan all shards, a few at a time and a few ahead, and check each against what is known of it."""
+    """Scan all shards, several at a time and ahead of the consumer, and check each against the known facts."""
     records = read_records_file(dataset.local)
     firsts = itertools.accumulate(info.shard_counts.values(), initial=0)
     threads = min(_SCANNING_THREADS, usable_cores(), max(1, len(info.shard_counts)))
@@ -272,14 +272,15 @@ def _scan_all(dataset: DataFolder, info: DatasetInfo) -> Iterator[ShardScan]:
 
 
 def scan_checked(dataset: DataFolder, shard: str, count: int, records: RecordEncoding | None, first: int) -> ShardScan:
-    """Scan a shard of a prepared dataset, and check it against what is known of it.
+    """Scan a shard of a prepared dataset, and check it against the dataset's metadata.
 
-    `first` is the number in the dataset of its first sample. Raises StaleIndexError, and FormatError if it is damaged.
+    `first` is the index in the dataset of the shard's first sample. Raises StaleIndexError, and FormatError if the
+    shard is damaged.
     """
     scan = container_of(records).scan_indexed(dataset, shard, count, records, first=first)
     if len(scan) != count:
         raise StaleIndexError(
-            f"{dataset.shard(shard)}: has {len(scan)} samples, but `.info.json` says {count}; "
-            f"{mending(dataset.location)}"
+            f"{dataset.shard(shard)}: has {len(scan)} samples, but `.info.json` lists {count}; "
+            f"{repair_advice(dataset.location)}"
         )
     return scan

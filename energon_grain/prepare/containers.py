@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operations on shards ask of a kind of data: `Kind.shards`."""
+"""The interface of a kind of data to operations on shards: `Kind.shards`."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from energon_grain.storage.scanned_bytes import ScannedBytes
 
 
 class PreparedSource(Source, Protocol):
-    """The samples of some shards with an index of their parts."""
+    """Samples of selected shards, with an index of their parts."""
 
     @property
     def kept(self) -> KeptColumns:
-        """What is known of all its samples."""
+        """The columns of all its samples."""
         ...
 
     @property
     def index_id(self) -> str:
-        """Content id of the index, whatever is served of it."""
+        """Content id of the whole index, independent of the selected shards."""
         ...
 
     @property
     def all_shards(self) -> Sequence[str]:
-        """Names of the dataset's shards, served or not."""
+        """Names of the dataset's shards, selected or not."""
         ...
 
     @property
@@ -49,66 +49,66 @@ class PreparedSource(Source, Protocol):
 
     @property
     def all_part_names(self) -> tuple[str, ...]:
-        """Names of the parts that samples of the dataset have, read or not."""
+        """Names of the parts of the dataset's samples, read or not."""
         ...
 
     @property
     def unmatched_excludes(self) -> tuple[str, ...]:
-        """Samples that were to be left out and are not there, as `<shard>/<key>`."""
+        """Excluded samples that do not exist, as `<shard>/<key>`."""
         ...
 
 
 ContainerName = Literal["tar", "array-record"]
 Compression = Literal["none", "zstd"]
 Sample: TypeAlias = tuple[str, Mapping[str, bytes]]
-"""Key, and payload by part."""
+"""Key, and payload by part name."""
 
 
 class UnfitSampleError(FormatError):
-    """A container cannot hold a sample. Says which sample, not of which shard."""
+    """A container cannot hold a sample. The message names the sample, not its shard."""
 
 
 class ShardFile(Protocol):
-    """A shard that is being written."""
+    """A shard opened for writing."""
 
     end: int
-    """Where the samples so far end; of records before they are compressed."""
+    """End of the samples written so far, in bytes; for records, before compression."""
 
     def add(self, key: str, parts: Mapping[str, bytes]) -> tuple[list[int], int]:
-        """Write a sample; give the offset of each part, and where the sample ends, as a scan counts them.
+        """Write a sample. Returns the offset of each part and the end of the sample, in the same units as a scan.
 
-        Raises UnfitSampleError; nothing of it was written.
+        Raises UnfitSampleError, after writing nothing.
         """
         ...
 
     def close(self) -> None:
-        """Write the end, and flush the file to disk."""
+        """Finish the file, and flush it to disk."""
         ...
 
     def abandon(self) -> None:
-        """Close the file as it is."""
+        """Close the file without finishing it."""
         ...
 
 
 class ShardBytes(Protocol):
-    """An open shard whose parts are read by their offsets."""
+    """An open shard whose parts are read by offset."""
 
     size_bytes: int
     data: ScannedBytes
 
 
 class Container(ABC):
-    """A kind of file that samples are stored in: what operations on shards ask of it.
+    """A file format for samples, as used by operations on shards.
 
     Attributes:
-        name: As arguments call it.
-        file: What messages call one.
-        suffix: What names of such files end with, where they are written here.
-        compressed: What names of files end with that are compressed as a whole, and the tool for each.
-        marker: The file in `.nv-meta` that says that a dataset's shards are of this kind; empty: it needs none.
-        encodings: Of their records, the one that is written here first; none: shards have no encoding of their own.
-        has_offsets: Whether parts are ranges of bytes of the file, so that they can be read by themselves.
-        no_sample: The error for a file without any sample, and what a sample is.
+        name: Name in arguments.
+        file: Name of one file in messages.
+        suffix: File name suffix for writing.
+        compressed: File name suffixes of files that are compressed as a whole, and the tool for each.
+        marker: The file in `.nv-meta` that identifies a dataset of this format; empty if none is needed.
+        encodings: Encodings of the records, the default for writing first; empty if the format has no encodings.
+        has_offsets: Whether parts are byte ranges of the file, which can be read individually.
+        no_sample: The error for a file without samples, and the description of a sample.
     """
 
     name: ClassVar[ContainerName]
@@ -122,7 +122,7 @@ class Container(ABC):
 
     @property
     def flags(self) -> str:
-        """What the command that prepares a folder of such files needs, a space before it."""
+        """Options that the `prepare` command needs for such files, with a leading space."""
         return f" --records {'|'.join(self.encodings)}" if self.encodings else ""
 
     def hint(self, location: str, names: Collection[str]) -> str | None:
@@ -131,38 +131,38 @@ class Container(ABC):
 
     @property
     def written(self) -> RecordEncoding | None:
-        """How samples are encoded in files that are written here."""
+        """The encoding for writing; None without encodings."""
         return self.encodings[0] if self.encodings else None
 
     def is_shard(self, name: str) -> bool:
-        """Whether a file may be one, by its name."""
+        """Whether the file name matches this format."""
         return name.endswith(self.suffix)
 
     @abstractmethod
     def scan(self, path: str, encoding: RecordEncoding | None, *, first: int) -> ShardScan:
-        """Scan a file or object; `first` is the number in the dataset of its first sample."""
+        """Scan a file or object; `first` is the index in the dataset of its first sample."""
 
     @abstractmethod
     def scan_indexed(
         self, folder: DataFolder, shard: str, count: int, encoding: RecordEncoding | None, *, first: int
     ) -> ShardScan:
-        """Scan a shard that was indexed with `count` samples, as it was scanned then.
+        """Scan a shard that was indexed with `count` samples, with the same settings as before.
 
-        Raises StaleIndexError where it is gone, or is found not to be the one that was indexed.
+        Raises StaleIndexError if the shard is missing or has changed since.
         """
 
     @abstractmethod
     def lint(
         self, folder: DataFolder, shard: str, count: int, encoding: RecordEncoding | None, *, first: int
     ) -> tuple[ShardScan, tuple[str, str] | None]:
-        """Scan a shard as `scan_indexed` does; also what does not fit its index, and what to do about it."""
+        """Scan a shard as `scan_indexed` does. Also returns a mismatch with its index and the fix, or None."""
 
     def count(self, path: str) -> int:
-        """How many samples a file has, without reading them; asked where keys may be their numbers."""
+        """The number of samples in a file, without reading them; needed only if keys may be row numbers."""
         raise NotImplementedError
 
     def index_file(self, shard: str) -> str | None:
-        """The name of an index that `prepare` writes beside each shard."""
+        """Name of the index file that `prepare` writes beside each shard; None without one."""
         return None
 
     def open_bytes(self, path: str) -> AbstractContextManager[ShardBytes]:
@@ -171,18 +171,18 @@ class Container(ABC):
 
     @abstractmethod
     def part(self, path: str, encoding: RecordEncoding | None, scan: ShardScan, sample: int, name: str) -> object:
-        """What a sample has as its part of this name."""
+        """The value of a sample's part with this name."""
 
     @abstractmethod
     def writer(self, path: Path, compression: Compression) -> ShardFile:
-        """Begin to write a file."""
+        """Open a file for writing."""
 
     @abstractmethod
     def read(self, path: Path) -> Iterator[Sample]:
-        """Read back all samples of a file that was written here. Raises FormatError, and ReadError."""
+        """Read all samples of a file that this writer wrote. Raises FormatError and ReadError."""
 
     def prefix_keys(self, path: Path, prefix: str) -> None:
-        """Put a text before the key of each sample, unless all have it. The file is replaced as a whole."""
+        """Prepend a text to the key of each sample, unless all keys have it already. Replaces the whole file."""
         raise NotImplementedError
 
 
@@ -193,7 +193,7 @@ class Shards:
     Attributes:
         container: Their file format.
         source: Opens them; called with a `DataFolder` and `SourceOptions`.
-        open_folder: Says where a dataset and its index are; bare shards are indexed first.
+        open_folder: Locates a dataset and its index; indexes bare shards first.
     """
 
     container: Container
@@ -202,18 +202,18 @@ class Shards:
 
 
 def shards_of(kind: Kind) -> Shards | None:
-    """The shards of a kind; None: it has none."""
+    """The shards of a kind, or None."""
     return kind.shards
 
 
 def containers() -> Iterator[Container]:
-    """All containers, our own first. Those of other packages are looked up only when they are asked for."""
+    """All containers, ours first. Containers of other packages are looked up lazily."""
     shards = (shards_of(kind) for kind in all_kinds())
     return (each.container for each in shards if each is not None)
 
 
 def container_in(root: str | os.PathLike[str]) -> Container:
-    """The container of the shards of the dataset at a folder of this machine; of none the one without a marker."""
+    """The container of the dataset in a local folder; without a marker, the container that needs none."""
     return _shards_in(root).container
 
 
@@ -229,19 +229,19 @@ def _shards_in(root: str | os.PathLike[str]) -> Shards:
 
 
 def container_of(encoding: RecordEncoding | None) -> Container:
-    """The container of shards whose samples are in this encoding, or in none of their own."""
+    """The container of shards in this encoding; for None, the container without encodings."""
     return next(each for each in containers() if (encoding in each.encodings if encoding else not each.encodings))
 
 
 def container_named(name: ContainerName) -> Container:
-    """The container that arguments call so."""
+    """The container with this name."""
     return next(each for each in containers() if each.name == name)
 
 
 def open_data(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
-    """Say where a dataset is, prepared or bare: `open_folder`, which indexes bare shards first.
+    """Locate a dataset, prepared or bare. Bare shards are indexed first.
 
-    Raises EnergonGrainError as that, or as the indexing does.
+    Raises EnergonGrainError, from opening or indexing.
     """
     if isinstance(path, DataFolder):
         return path
@@ -251,9 +251,9 @@ def open_data(path: str | os.PathLike[str] | DataFolder) -> DataFolder:
 
 
 def open_prepared(path: str | os.PathLike[str] | DataFolder, **options: Any) -> PreparedSource:
-    """Open shards; `options` are `SourceOptions`, errors those of the source of their kind.
+    """Open shards. `options` are `SourceOptions`, errors are those of the kind's source.
 
-    What is not there, or not prepared, is opened as shards of the kind without a marker, and the error says so.
+    A missing or unprepared dataset is opened as the container without a marker, which raises the error.
     """
     folder = open_folder(path)
     return _shards_in(folder.local).source(folder, **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `dataset.yaml` of a new dataset says, a sample type with its field map or crude; and proposals for it."""
+"""Content of `dataset.yaml` for a new dataset: a sample type and field map, or crude; and proposals for it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _JSON_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SampleField:
-    """One field of a sample type that data can fill, its type as written, and the `repr` of its default, if any."""
+    """A field of a sample type that data can fill: its type as written, and the `repr` of its default, if any."""
 
     name: str
     annotation: str
@@ -57,14 +57,14 @@ class SampleField:
 
     @property
     def required(self) -> bool:
-        """Whether a sample cannot be made without it."""
+        """Whether the field must be filled."""
         return self.default is None
 
 
 def find_sample_type(name: str) -> type[Sample]:
-    """Return the sample type called `name`: one of ours, or `package.module:Class`, which is imported.
+    """Return the sample type called `name`: a built-in one, or `package.module:Class`, which is imported.
 
-    One of ours is found by the name of its dataset class, too: `CaptioningWebdataset`. Raises ConfigError.
+    The name of a built-in type's dataset class, such as `CaptioningWebdataset`, is accepted, too. Raises ConfigError.
     """
     name = _of_dataset_class(name)
     if name in SAMPLE_TYPES:
@@ -74,19 +74,19 @@ def find_sample_type(name: str) -> type[Sample]:
     close = difflib.get_close_matches(name, [*SAMPLE_TYPES, CRUDE_CLASS], n=1)
     hint = f" Did you mean {close[0]}?" if close else ""
     raise ConfigError(
-        f"there is no sample type {name!r}.{hint} Known are {', '.join(SAMPLE_TYPES)}, {CRUDE_CLASS} for plain dicts, "
-        f"and your own as package.module:Class."
+        f"there is no sample type {name!r}.{hint} Valid names are {', '.join(SAMPLE_TYPES)}, {CRUDE_CLASS} for plain "
+        f"dicts, and package.module:Class for your own."
     )
 
 
 def class_reference(name: str) -> dict[str, str]:
-    """Return the `__module__` and `__class__` that name a sample type in `dataset.yaml`, for us and for Energon."""
+    """Return the `__module__` and `__class__` of a sample type in `dataset.yaml`, valid for us and for Energon."""
     module, _, cls = _of_dataset_class(name).rpartition(":")
     return {"__module__": module or _ENERGON_MODULES.get(cls, "megatron.energon"), "__class__": cls}
 
 
 def data_fields(sample_type: type[Sample]) -> tuple[SampleField, ...]:
-    """List the fields of a sample type without those that every sample has."""
+    """List the fields of a sample type, without the fields common to all samples."""
     fields: list[SampleField] = []
     for field in dataclasses.fields(sample_type):
         if field.name.startswith("__"):
@@ -110,14 +110,14 @@ def _annotation(annotation: Any) -> str:
 def _import_sample_type(name: str) -> type[Sample]:
     found = imported(name, f"sample type {name!r}", "Class")
     if not (inspect.isclass(found) and issubclass(found, Sample) and dataclasses.is_dataclass(found)):
-        raise ConfigError(f"{name!r} is no sample type: derive a dataclass from energon_grain.Sample.")
+        raise ConfigError(f"{name!r} is not a sample type: derive a dataclass from energon_grain.Sample.")
     return found
 
 
 def propose_expression(field: str, part_names: Sequence[str]) -> str | None:
-    """Propose a field map expression for `field`, or None where no part speaks for itself.
+    """Propose a field map expression for `field`, or None if no part name matches.
 
-    Several parts of which a sample may have one (`jpg`, `png`) are joined to a list of options.
+    Alternative parts (`jpg`, `png`) are joined to a list of options.
 
     >>> propose_expression("image", ["png", "txt", "jpg"])
     'jpg,png'
@@ -126,8 +126,8 @@ def propose_expression(field: str, part_names: Sequence[str]) -> str | None:
     present = [part for part in candidates if part in part_names]
     if not present:
         return None
-    alike = IMAGE_PARTS if present[0] in IMAGE_PARTS else VIDEO_PARTS if present[0] in VIDEO_PARTS else ()
-    return ",".join(part for part in present if part in alike) if alike else present[0]
+    same_kind = IMAGE_PARTS if present[0] in IMAGE_PARTS else VIDEO_PARTS if present[0] in VIDEO_PARTS else ()
+    return ",".join(part for part in present if part in same_kind) if same_kind else present[0]
 
 
 _PROPOSED = (
@@ -137,14 +137,14 @@ _JSON_NAMES = {"caption": ("caption", "text"), "context": ("context", "question"
 
 
 def propose_definition(part_names: Sequence[str], example: object = None) -> tuple[str, dict[str, str]]:
-    """Propose a sample type and its field map; `CrudeWebdataset` without one where no type suits.
+    """Propose a sample type and its field map; `CrudeWebdataset` without a field map if no type fits.
 
-    A type suits where each required field has a part or a value in the `json` part, no part is used twice, and none is
-    left over. Where there are other fields than an image, `json` may be left over.
+    A type fits if each required field has a part or a value in the `json` part, no part is used twice, and all parts
+    are used. With fields besides an image, `json` may be unused.
 
     Args:
         part_names: Parts of the samples.
-        example: Content of the `json` part of a sample; None: there is none, or it is not known.
+        example: Content of the `json` part of a sample; None if it is missing or unknown.
 
     >>> propose_definition(["jpg", "txt"])
     ('CaptioningSample', {'image': 'jpg', 'caption': 'txt'})
@@ -170,14 +170,14 @@ def propose_definition(part_names: Sequence[str], example: object = None) -> tup
 
 
 def _uses_all(fields: Mapping[str, str], part_names: Sequence[str]) -> bool:
-    """Whether no part is used twice, and all are used; `json` may stay where there are several fields."""
+    """Whether all parts are used exactly once; with several fields, `json` may be unused."""
     used = [part for found in fields.values() for part in found.split(",") if not part.startswith("json[")]
     may_stay = {"json"} if len(fields) > 1 or len(used) < len(fields) else set[str]()
     return len(used) == len(set(used)) and set(part_names) - may_stay <= set(used)
 
 
 def _in_json(field: SampleField, example: object) -> str | None:
-    """Where the `json` part has a field, as an expression: a value of its name, or the first of a list."""
+    """Expression for a field in the `json` part: the value with its name, or the first item of a list."""
     if not isinstance(example, dict):
         return None
     values = cast("dict[str, Any]", example)
@@ -194,11 +194,11 @@ def _in_json(field: SampleField, example: object) -> str | None:
 def preview_samples(
     path: str, scan: ShardScan, count: int = 2, *, records: RecordEncoding | None = None
 ) -> Iterator[tuple[str, dict[str, int], str | None]]:
-    """Look at the first `count` samples of the shard at a path or URL: of a tar, or of records in this encoding.
+    """Read the first `count` samples of the shard at a path or URL: a tar, or records in this encoding.
 
     Returns:
-        Of each: its key; its parts and their sizes in bytes, in the order of the shard; its `json` part, shortened and
-        indented, None without one that can be read.
+        For each sample: its key; its parts and their sizes in bytes, in shard order; its `json` part, shortened and
+        indented, or None if it is missing or unreadable.
     """
     for sample in range(min(count, len(scan))):
         rows = range(int(scan.part_start[sample]), int(scan.part_start[sample + 1]))
@@ -215,7 +215,7 @@ def preview_samples(
 
 
 def shorten(value: Any) -> Any:
-    """Cut lists to three items and strings to forty characters, everywhere in a JSON value."""
+    """Cut lists to three items and strings to forty characters, at all levels of a JSON value."""
     if isinstance(value, dict):
         return {key: shorten(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -227,15 +227,15 @@ def shorten(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetDefinition:
-    """How samples are made of parts: what the YAML file holds, and the checked field map, None for a crude dataset."""
+    """How samples are built from parts: the YAML content, and the checked field map (None for a crude dataset)."""
 
     content: dict[str, Any]
     field_map: FieldMap | None = None
 
     def check_parts(self, part_names: Sequence[str]) -> None:
-        """Raise FieldMapError where no sample of the dataset has any of the parts that a field is made of.
+        """Raise FieldMapError if a field's parts occur in no sample of the dataset.
 
-        Nothing is checked where shards have so many part names that not all are known.
+        Nothing is checked if the shards have more part names than the scan collects.
         """
         if self.field_map is not None and len(part_names) < MAX_PART_NAMES:
             self.field_map.check_parts(part_names)
@@ -248,7 +248,7 @@ def define_dataset(
     crude: bool = False,
     subflavors: Mapping[str, Any] | None = None,
 ) -> DatasetDefinition | None:
-    """Decide what to write, or return None where neither a sample type nor `crude` is given.
+    """Return the content to write, or None if neither a sample type nor `crude` is given.
 
     Raises ConfigError and FieldMapError.
     """
@@ -257,13 +257,13 @@ def define_dataset(
         crude, sample_type = True, None
     if crude:
         if sample_type is not None or field_map is not None:
-            raise ConfigError("a crude dataset yields plain dicts: give neither a sample type nor a field map.")
+            raise ConfigError("crude datasets yield plain dicts: remove the sample type and the field map.")
         return DatasetDefinition(content={"__module__": "megatron.energon", "__class__": CRUDE_CLASS, **tags})
     if sample_type is None:
         if field_map is not None:
-            raise ConfigError("a field map needs the sample type whose fields it fills: give sample_type as well.")
+            raise ConfigError("a field map needs a sample type with the fields to fill: pass sample_type as well.")
         if tags:
-            raise ConfigError("subflavors are tags of samples: say what these are, by sample_type or crude.")
+            raise ConfigError("subflavors need a kind of samples to apply to: pass sample_type or crude as well.")
         return None
     checked = _checked(field_map, find_sample_type(sample_type))
     return DatasetDefinition(
@@ -276,8 +276,8 @@ def _checked(field_map: Mapping[str, str] | None, cls: type[Any]) -> FieldMap:
     if field_map is None:
         example = {field.name: "…" for field in data_fields(cls) if field.required}
         raise ConfigError(
-            f"{cls.__name__} needs a field map, which says which part fills which field, such as {example}. Where that "
-            f"is not enough, make the dataset crude and cook its samples in the program."
+            f"{cls.__name__} needs a field map from fields to parts, such as {example}. If that is not enough, make "
+            f"the dataset crude and write a cooker."
         )
     try:
         return FieldMap.parse(field_map, cls, where="field_map")

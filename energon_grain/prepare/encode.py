@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a value to the bytes of a part, by the end of the part's name: what `SampleDecoder` reads back."""
+"""Encode a value as the bytes of a part, by the extension of the part's name; `SampleDecoder` decodes it again."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _BUFFERS = (bytes, bytearray, memoryview)
 
 
 def encode_part(part: str, value: Any) -> bytes:
-    """The bytes of a part, by the end of its name. Bytes stay as they are, whatever the part is called.
+    """Encode a value as the bytes of a part, by the extension of its name. Bytes are returned unchanged for any name.
 
-    | end of the name | takes |
+    | extension | accepted values |
     |---|---|
     | `txt` `text` `transcript` | text, as UTF-8; numbers |
     | `cls` `cls2` `index` `inx` `id` | integers |
-    | `json` `jsn` | whatever JSON can say; arrays and numbers of numpy in it as lists and numbers |
-    | image formats | images of Pillow, and uint8 arrays (h, w), (h, w, 3) or (h, w, 4); JPEG with quality 95 |
-    | `npy`, `npz` | an array, a mapping from names to arrays; not of objects |
-    | `mp` `msg`, `cbor` | what these can hold; `cbor` with `energon-grain[codecs]` installed |
+    | `json` `jsn` | all JSON values; NumPy arrays and numbers in them as lists and numbers |
+    | image formats | Pillow images, and uint8 arrays (h, w), (h, w, 3) or (h, w, 4); JPEG with quality 95 |
+    | `npy`, `npz` | an array, a mapping from names to arrays; no object arrays |
+    | `mp` `msg`, `cbor` | values of these formats; `cbor` needs `energon-grain[codecs]` |
     | any other | text, as UTF-8 |
 
-    The same value gives the same bytes.
+    The same value always gives the same bytes.
 
-    Raises ConfigError if the value is none that goes under such a name; says which do.
+    Raises ConfigError if the extension does not accept the value; the message says what it accepts.
     """
     if isinstance(value, bytes):
         return value
@@ -47,19 +47,19 @@ def encode_part(part: str, value: Any) -> bytes:
     try:
         found = encode(value, extension)
     except (TypeError, ValueError, OverflowError, OSError, RecursionError, KeyError) as error:
-        raise ConfigError(f"part {part!r}: cannot hold this {type(value).__name__}: {error}") from error
+        raise ConfigError(f"part {part!r}: cannot encode this {type(value).__name__}: {error}") from error
     if found is None:
         raise ConfigError(
-            f"part {part!r}: cannot hold a value of type {type(value).__name__}; {_TAKES.get(encode, _TEXT_ONLY)}. "
-            f"Encode it yourself and give bytes, or call the part {part}.{ending_of(value)}"
+            f"part {part!r}: cannot encode a value of type {type(value).__name__}; {_TAKES.get(encode, _TEXT_ONLY)}. "
+            f"Pass the encoded bytes, or call the part {part}.{extension_for(value)}"
         )
     return found
 
 
-def ending_of(value: Any) -> str:
-    """The end of a name under which `encode_part` takes a value, and a decoder gives it back.
+def extension_for(value: Any) -> str:
+    """The extension with which `encode_part` accepts a value and a decoder returns it.
 
-    Bytes are looked at: `jpg`, `png`, `mp4` … where they begin like that, else `bin`.
+    Bytes are recognised by their first bytes: `jpg`, `png`, `mp4` …, else `bin`.
     """
     if isinstance(value, _BUFFERS):
         return media_extension(bytes(value)) or "bin"
@@ -70,19 +70,19 @@ def ending_of(value: Any) -> str:
     return "png" if _is_image(value) else "json"
 
 
-def has_known_ending(part: str) -> bool:
-    """Whether the end of a name says how the part is decoded."""
+def has_known_extension(part: str) -> bool:
+    """Whether the extension of a name determines how the part is decoded."""
     return part.rpartition(".")[2].lower() in _ENCODERS
 
 
-def ends_alike(part: str, ending: str) -> bool:
-    """Whether a part is decoded by the end of its name as by another one."""
+def has_same_encoder(part: str, ending: str) -> bool:
+    """Whether a part is decoded in the same way as one with this extension."""
     own = part.rpartition(".")[2].lower()
     return own == ending or (own in _ENCODERS and _ENCODERS[own] is _ENCODERS.get(ending))
 
 
 def _is_image(value: Any) -> bool:
-    return hasattr(value, "save") and hasattr(value, "getbands")  # of Pillow, which need not be loaded to tell
+    return hasattr(value, "save") and hasattr(value, "getbands")  # a Pillow image, without importing Pillow
 
 
 def _text(value: Any, _: str) -> bytes | None:
@@ -123,18 +123,18 @@ def _npz(value: Any, _: str) -> bytes | None:
     arrays = {str(name): np.asarray(each) for name, each in cast("Mapping[str, Any]", value).items()}
     odd = [name for name, each in arrays.items() if each.dtype.hasobject]
     if odd:
-        raise ValueError(f"{odd[0]!r} holds objects")
+        raise ValueError(f"{odd[0]!r} is an array of objects")
     buffer = io.BytesIO()
     np.savez(buffer, **cast("Any", arrays))
     return buffer.getvalue()
 
 
 def _image(value: Any, extension: str) -> bytes | None:
-    from PIL import Image  # encoding text needs none
+    from PIL import Image  # not needed for text
 
     if isinstance(value, np.ndarray):
         if value.dtype != np.uint8 or value.ndim not in (2, 3) or (value.ndim == 3 and value.shape[2] not in (1, 3, 4)):
-            raise ValueError(f"an image is uint8, (h, w), (h, w, 3) or (h, w, 4), not {value.dtype} {value.shape}")
+            raise ValueError(f"expected a uint8 image (h, w), (h, w, 3) or (h, w, 4), got {value.dtype} {value.shape}")
         value = Image.fromarray(value[:, :, 0] if value.shape[2:] == (1,) else value)
     elif not _is_image(value):
         return None
@@ -156,7 +156,7 @@ def _cbor(value: Any, _: str) -> bytes:
 
 
 def _nothing(_: Any, __: str) -> None:
-    """Formats that only their own programs write, and pickles, which nobody should have to load."""
+    """Formats that are not encoded: those written only by their own programs, and pickles, which are unsafe to load."""
 
 
 _ENCODERS: dict[str, Callable[[Any, str], bytes | None]] = {
@@ -171,12 +171,12 @@ _ENCODERS: dict[str, Callable[[Any, str], bytes | None]] = {
     **dict.fromkeys(("ten", "tb", "pkl", "pickle", "pyd", "pth", "mp4", "mov", "avi", "mkv", "webm", "flv"), _nothing),
     **dict.fromkeys(("mp3", "flac", "wav", "gz"), _nothing),
 }
-_TEXT_ONLY = "under a name with this end it takes text or bytes"
+_TEXT_ONLY = "this extension accepts text or bytes"
 _TAKES: dict[Callable[[Any, str], bytes | None], str] = {
-    _image: "it takes an image of Pillow, a uint8 array, or the bytes of a file",
-    _text_or_number: "it takes text or a number",
-    _integer: "it takes an integer",
-    _npy: "it takes an array",
-    _npz: "it takes a mapping from names to arrays",
-    _nothing: "it takes the bytes of a file",
+    _image: "this extension accepts a Pillow image, a uint8 array, or the bytes of a file",
+    _text_or_number: "this extension accepts text or a number",
+    _integer: "this extension accepts an integer",
+    _npy: "this extension accepts an array",
+    _npz: "this extension accepts a mapping from names to arrays",
+    _nothing: "this extension accepts the bytes of a file",
 }

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where shards are scanned and converted: the one seam is `concurrent.futures.Executor`.
+"""Executors for scanning and converting shards. The only interface is `concurrent.futures.Executor`.
 
-`own_executor` chooses among those of this machine: `Inline`, threads for objects in stores, `Processes`. A caller may
-bring another; `RayExecutor` is a cluster.
+`own_executor` chooses among the local ones: `Inline`, threads for objects in stores, `Processes`. Callers may pass
+another executor; `RayExecutor` runs on a cluster.
 
-`concurrent.futures.ProcessPoolExecutor` would either fork a process with threads, or import the caller's `__main__`
-again in every child, so that a script without a main guard prepares its dataset recursively; and one child that dies
-breaks all of its calls. So `Processes` has children of its own: each is a small loop at the other end of a pipe that
-knows nothing of the caller's program. It is forked where this process has a single thread, as the command line has
-(5 ms), and a program otherwise (0.3 s).
+`concurrent.futures.ProcessPoolExecutor` does not fit. It either forks a process that has threads, or imports the
+caller's `__main__` in every child: a script without a main guard would prepare its dataset recursively. One dead child
+also breaks all of its calls. `Processes` therefore starts its own children. Each is a small loop at the other end of a
+pipe, independent of the caller's program. Children are forked if this process has a single thread, as the command line
+has (5 ms); otherwise a new program is started (0.3 s).
 """
 
 from __future__ import annotations
@@ -45,28 +45,27 @@ T = TypeVar("T")
 R = TypeVar("R")
 _ATTEMPTS = 2
 _GIVE_UP_AFTER = 5
-_KEPT = "What was finished is kept: run the same command again, and it starts with that."
+_KEPT = "Finished work is kept: run the same command again to continue from there."
 
 
 @contextlib.contextmanager
 def own_executor(
     num_workers: int | None, *, jobs: int, size_bytes: int | None, in_threads_bytes: int = 0
 ) -> Generator[Executor]:
-    """The executor of this machine that is quickest for some jobs. Leaving the block ends it, in the middle of jobs.
+    """The fastest local executor for some jobs. Leaving the block ends it, even in the middle of jobs.
 
     Args:
-        num_workers: Processes at most; 0 works in this process, None takes one for each core (at most 16). For objects
-            in a store: threads, None takes 16.
-        jobs: How many there will be.
-        size_bytes: Size of the files they read: starting processes takes longer than reading little. None for objects
-            in a store, which are waited for in threads.
-        in_threads_bytes: Where processes cannot be forked, and the files have fewer bytes than this, threads share
-            the jobs.
+        num_workers: Maximum number of processes; 0 works in this process, None takes one per core (at most 16). For
+            objects in a store: number of threads, None takes 16.
+        jobs: Number of jobs.
+        size_bytes: Total size of the files to read: for small sizes, starting processes takes longer than reading.
+            None for objects in a store, which are read by threads.
+        in_threads_bytes: If processes cannot be forked and the files are smaller than this, threads share the jobs.
 
     Raises ConfigError: `num_workers` is negative.
     """
     if num_workers is not None and num_workers < 0:
-        raise ConfigError(f"num_workers is {num_workers}: give 0 (no processes) or more.")
+        raise ConfigError(f"num_workers is {num_workers}: pass 0 (no processes) or more.")
     executor = _chosen_executor(num_workers, jobs, size_bytes, in_threads_bytes)
     try:
         yield executor
@@ -95,20 +94,19 @@ def outcomes(
     named: Callable[[T], str],
     salvage: Callable[[T, R], object],
 ) -> Generator[tuple[T, R | WorkerError]]:
-    """Run tasks on an executor; give what came of each, in any order.
+    """Run tasks on an executor; yield the outcome of each, in any order.
 
-    Anything that comes out of the executor as an exception, such as the death of a worker, is tried once more, and then
-    the outcome of that task, as a `WorkerError`; after the fifth such task nothing more is tried. Leaving early cancels
-    what has not begun.
+    A task whose call raises, for example because its worker died, is tried once more. If that fails too, its outcome is
+    a `WorkerError`. After the fifth failed task, the run stops. Leaving early cancels tasks that have not started.
 
     Args:
-        submit: Hands a task over. What is wrong with a task its function returns, and does not raise.
-        tasks: They are taken out from the left; more may be added while this runs.
-        ahead: Tasks that are handed over at a time.
-        named: What is done with a task, as the beginning of a sentence that ends with "failed".
-        salvage: Takes what was done by the time that this was left early.
+        submit: Submits a task. Its function returns expected errors and does not raise them.
+        tasks: Tasks to run, taken from the left; more may be added while this runs.
+        ahead: Maximum number of submitted tasks.
+        named: Describes the work on a task, as the beginning of a sentence that ends with "failed".
+        salvage: Receives results that are finished when the caller leaves early.
 
-    Raises WorkerError: the executor is broken or shut down, or five tasks failed that way.
+    Raises WorkerError: the executor is broken or shut down, or five tasks failed.
     """
     running: dict[Future[R], tuple[T, int]] = {}
     done: SimpleQueue[Future[R]] = SimpleQueue()
@@ -117,7 +115,7 @@ def outcomes(
     def start(task: T, attempt: int = 1) -> None:
         try:
             future = submit(task)
-        except Exception as error:  # a RuntimeError of one that was shut down, a ConnectionError of a cluster's
+        except Exception as error:  # RuntimeError after shutdown, ConnectionError from a cluster
             raise _broken(error) from error
         running[future] = task, attempt
         future.add_done_callback(done.put)
@@ -137,7 +135,7 @@ def outcomes(
                 failure = f"{named(task)} failed {_ATTEMPTS} times, last with {_describe(error)}. {_KEPT}"
                 failed += 1
                 if failed == _GIVE_UP_AFTER:
-                    raise WorkerError(f"The executor fails, on {failed} tasks by now. {failure}") from error
+                    raise WorkerError(f"The executor failed on {failed} tasks. {failure}") from error
                 outcome = WorkerError(failure)
             yield task, outcome
     finally:
@@ -146,7 +144,7 @@ def outcomes(
 
 
 def _salvage(future: Future[R], take: Callable[[R], object]) -> None:
-    """Cancel a call, or take its result if there is one."""
+    """Cancel a call, or pass on its result if it is finished."""
     if not future.cancel() and future.done() and future.exception() is None:
         with contextlib.suppress(OSError, ValueError):
             take(future.result())
@@ -154,7 +152,7 @@ def _salvage(future: Future[R], take: Callable[[R], object]) -> None:
 
 @dataclass(frozen=True)
 class _Failure:
-    """An exception that came out of an executor."""
+    """An exception raised by an executor."""
 
     error: Exception
 
@@ -182,7 +180,7 @@ class Inline(Executor):
     """Runs a call when it is submitted."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a call; an interrupt goes to who submits it."""
+        """Run a call; an interrupt is raised in the submitting thread."""
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -192,17 +190,17 @@ class Inline(Executor):
 
 
 class Processes(ThreadPoolExecutor):
-    """Runs calls of functions of modules in child processes, one call at a time in each. All of these start at once.
+    """Runs module-level functions in child processes, one call at a time in each. All children start at once.
 
-    An exception travels as itself. A child that dies makes a `WorkerError` of the call that it ran, and only of that
-    one; another child takes its place. Children end with this process, at the latest after the call they are in.
+    Exceptions are passed on unchanged. If a child dies, only its current call fails, with a `WorkerError`; another
+    child replaces it. Children end with this process, at the latest after their current call.
     """
 
     def __init__(self, processes: int) -> None:
         super().__init__(processes, thread_name_prefix="energon-grain")
         self._lock, self._ended = Lock(), False
         self._children: set[_Child] = set()
-        self._idle: SimpleQueue[_Child | None] = SimpleQueue()  # None: one that died, to be started again
+        self._idle: SimpleQueue[_Child | None] = SimpleQueue()  # None: a dead child, to be restarted
         for _ in range(processes):
             self._idle.put(self._start())
 
@@ -210,20 +208,20 @@ class Processes(ThreadPoolExecutor):
         return super().submit(self._call, fn, args, kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Wait for all calls, and end the children; or end those that run as well, if futures are to be cancelled."""
+        """Wait for all calls and end the children. With `cancel_futures`, end running calls, too."""
         super().shutdown(wait=wait and not cancel_futures, cancel_futures=cancel_futures)
         with self._lock:
             self._ended = True
             for child in self._children:
                 os.kill(child.pid, signal.SIGKILL)
-        super().shutdown()  # no thread reads from a child any more
+        super().shutdown()  # now no thread reads from a child
         while self._children:
             self._children.pop().close()
 
     def _start(self) -> _Child:
         with self._lock:
             if self._ended:
-                raise WorkerError("the worker processes were ended")
+                raise WorkerError("the worker processes were shut down")
             child = _Child.start()
             self._children.add(child)
             return child
@@ -272,20 +270,20 @@ class _Child:
                 pid = os.posix_spawn(
                     sys.executable,
                     [sys.executable, "-c", f"from {__name__} import serve, Connection; serve(Connection(0))"],
-                    environment,  # what is printed goes to standard error
+                    environment,  # output to stdout goes to stderr
                     file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
                 )
         return cls(pid, ours)
 
     def close(self) -> None:
-        """Wait for a child that was killed or died."""
+        """Wait for a child that was killed or has died."""
         self.pipe.close()
-        with contextlib.suppress(ChildProcessError):  # where the caller's program ignores SIGCHLD
+        with contextlib.suppress(ChildProcessError):  # if the caller's program ignores SIGCHLD
             os.waitpid(self.pid, 0)
 
 
 def _may_fork() -> bool:
-    """Say whether this process has one thread only, native ones counted: then a fork copies it whole."""
+    """Whether this process has only one thread, native ones included: then forking is safe."""
     try:
         return len(os.listdir("/proc/self/task")) == 1
     except OSError:
@@ -293,9 +291,9 @@ def _may_fork() -> bool:
 
 
 def serve(pipe: Connection[Any, Any]) -> None:
-    """Run call after call from a pipe until it ends, and send back what each returned or raised."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+    """Run calls from a pipe until it closes, and send back each result or exception."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has ended
         while True:
             fn, args, kwargs = pipe.recv()
             try:
@@ -306,7 +304,7 @@ def serve(pipe: Connection[Any, Any]) -> None:
 
 
 def portable(error: Exception) -> Exception:
-    """The error, or one that says the same where its class does not survive pickling."""
+    """The error, or a `RuntimeError` with the same text if its class cannot be pickled."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:
@@ -314,19 +312,20 @@ def portable(error: Exception) -> Exception:
 
 
 class RayExecutor(Executor):
-    """Runs calls as tasks of a Ray cluster that exists already; nothing of the cluster is started or stopped.
+    """Runs calls as tasks of an existing Ray cluster; it never starts or stops a cluster.
 
-    A program that is connected to Ray keeps its connection; otherwise one is made, and ended by `shutdown`. Functions
-    of modules go to the nodes by name, so the nodes must have energon-grain, or get it by Ray's `runtime_env`.
+    A program that is already connected to Ray keeps its connection; otherwise the executor connects, and `shutdown`
+    disconnects. Functions are sent to the nodes by name, so energon-grain must be installed there or in Ray's
+    `runtime_env`.
 
-    A task whose process or node dies is started again by Ray, up to `max_retries` times. An exception of the function
-    itself is that of its future. Cancelling a future interrupts its task, also one that is running.
+    Ray restarts a task whose process or node dies, up to `max_retries` times. An exception of the function becomes the
+    exception of its future. Cancelling a future interrupts its task, even while it runs.
 
     Args:
-        address: `auto` is the cluster of the environment variable `RAY_ADDRESS`, or the one on this machine; or
-            `HOST:PORT`, or `ray://HOST:10001` from outside of the cluster. Unused by a program that is connected.
-        max_retries: How often Ray starts a task again whose process or node died.
-        num_cpus: Cores that a task counts for; 0.5 runs two on a core, where reading headers waits for storage.
+        address: `auto` is the cluster of the environment variable `RAY_ADDRESS`, or the local one; or `HOST:PORT`, or
+            `ray://HOST:10001` from outside the cluster. Ignored if the program is already connected.
+        max_retries: Maximum number of restarts of a task whose process or node died.
+        num_cpus: Cores reserved per task; 0.5 runs two tasks per core, useful when reading headers waits for storage.
 
     Raises:
         ConfigError: There is no cluster at the address.
@@ -336,7 +335,7 @@ class RayExecutor(Executor):
     def __init__(self, address: str = "auto", *, max_retries: int = 3, num_cpus: float = 1) -> None:
         with needed_for("running on a Ray cluster"):
             import ray
-        self._ray: Any = ray  # its types are not complete
+        self._ray: Any = ray  # its type annotations are incomplete
         self._connected_here = not ray.is_initialized()
         if self._connected_here:
             if address == "auto":
@@ -346,16 +345,16 @@ class RayExecutor(Executor):
                 ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
             except (OSError, RuntimeError, ValueError) as error:
                 raise ConfigError(
-                    f"Cannot connect to a Ray cluster at {address!r} ({error}). Start one on this machine by "
-                    f"`ray start --head`, or give the HOST:PORT of a running one."
+                    f"Cannot connect to a Ray cluster at {address!r} ({error}). Start a local one with `ray start "
+                    f"--head`, or pass the HOST:PORT of a running one."
                 ) from error
         self._call = ray.remote(num_cpus=num_cpus, max_retries=max_retries)(_call)
         self._pending: set[Future[Any]] = set()
-        self._tasks: dict[Future[Any], Any] = {}  # who takes a future out, its result or its cancellation, settles it
+        self._tasks: dict[Future[Any], Any] = {}  # removing a future (result or cancel) settles it
         self._closed = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Start a task; its future is done as soon as the result is in this process."""
+        """Start a task; its future is done once the result is in this process."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         task = self._call.remote(fn, args, kwargs)
@@ -367,11 +366,11 @@ class RayExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls, and end the connection if it is ours; without `wait` it stays until the program ends.
+        """Accept no more calls, and close the connection if it is ours; without `wait` it stays until the program ends.
 
         Args:
             wait: Return when all futures are done.
-            cancel_futures: Cancel the futures that are not.
+            cancel_futures: Cancel all unfinished futures.
         """
         self._closed = True
         pending = list(self._pending)
@@ -385,7 +384,7 @@ class RayExecutor(Executor):
                 self._ray.shutdown()
 
     def _pass_on(self, future: Future[Any], done: Future[Any]) -> None:
-        """Give `future` what Ray's own future has, which is not returned itself because it cannot cancel the task."""
+        """Copy the result of Ray's own future, which is not returned itself because it cannot cancel the task."""
         if self._tasks.pop(future, None) is None or not future.set_running_or_notify_cancel():
             return
         error: Any = done.exception()
@@ -393,20 +392,20 @@ class RayExecutor(Executor):
             future.set_result(done.result())
             return
         if isinstance(error, self._ray.exceptions.RayTaskError) and error.cause is not None:
-            # The function raised `cause`; Ray's error has the traceback on the node as its message.
+            # The function raised `cause`; Ray's error carries the traceback from the node as its message.
             error.cause.__cause__, error = error, error.cause
         future.set_exception(error)
 
     def _forget(self, future: Future[Any]) -> None:
         self._pending.discard(future)
         task = self._tasks.pop(future, None)
-        if task is not None:  # cancelled: a waiter on the future need not wait until the task notices
+        if task is not None:  # cancelled: waiters need not wait until the task notices
             future.set_running_or_notify_cancel()
             self._ray.cancel(task)
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError where nothing listens at HOST:PORT, for which Ray would take more than three minutes."""
+    """Raise OSError if nothing listens at HOST:PORT; Ray itself would take more than three minutes to notice."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding what is wrong with a dataset or a JSONL file: indices, configuration, samples, settings."""
+"""Find problems in a dataset or a JSONL file: in its indices, configuration, samples, settings."""
 
 from __future__ import annotations
 
@@ -64,11 +64,12 @@ from energon_grain.storage.remote import remote_files
 from energon_grain.storage.settings import storage_settings
 from energon_grain.transforms.decode import SampleDecoder
 from energon_grain.transforms.field_map import FieldMap
+from energon_grain.words import counted
 
 T = TypeVar("T")
 Severity = Literal["error", "warning", "note"]
-"""`error`: a loader refuses it, or drops the sample. `warning`: it loads, and probably is not what was meant.
-`note`: good to know, such as what was not looked at."""
+"""`error`: a loader refuses the data, or drops the sample. `warning`: the data load, but probably not as intended.
+`note`: information, such as what was not checked."""
 PREPARE_AGAIN = "prepare again with --force-overwrite"
 _INDEX_AGAIN = "write it again with --tar-index-only"
 _CHUNK_SAMPLES = 256
@@ -84,14 +85,14 @@ LISTED_FINDINGS = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LintFinding:
-    """One thing that is wrong, or that one should know.
+    """A problem, or a piece of information.
 
     Attributes:
         severity: See `Severity`.
-        where: Of what a dataset holds, its name there: `shard_000.tar`, `shard_000.tar/<key>`, `x.jsonl:<line>`. Else
-            the path of the dataset, or of a file with the place in it: `coco/.nv-meta/dataset.yaml: $.field_map`.
-        what: What is wrong there.
-        way_out: What to do, where `what` does not say it already.
+        where: For data in a dataset, its name there: `shard_000.tar`, `shard_000.tar/<key>`, `x.jsonl:<line>`. Else the
+            path of the dataset, or of a file and the place in it: `coco/.nv-meta/dataset.yaml: $.field_map`.
+        what: The problem.
+        way_out: The fix, unless `what` already names it.
     """
 
     severity: Severity = "error"
@@ -105,7 +106,7 @@ class LintFinding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LintProgress:
-    """How far lint is: shards compared with their index, or samples decoded."""
+    """Progress of lint: shards compared with their index, or samples decoded."""
 
     stage: Literal["index", "samples"]
     done: int
@@ -115,12 +116,12 @@ class LintProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LintReport:
-    """What lint looked at and found.
+    """Result of lint.
 
     Attributes:
         root: The dataset or metadataset, its path or URL.
-        shards: Shards that were compared with their indices, or files that were read; None: the data have none.
-        samples: Samples that were decoded.
+        shards: Number of shards compared with their indices, or of files read; None if the data have neither.
+        samples: Number of samples decoded.
         findings: Errors first, then warnings, then notes; each in the order of shards, those about indices first.
     """
 
@@ -131,7 +132,7 @@ class LintReport:
 
     @classmethod
     def of(cls, root: str, findings: Iterable[LintFinding], *, shards: int | None, samples: int) -> Self:
-        """Make a report of findings in any order; those that come again are left out."""
+        """Make a report of findings in any order; duplicates are removed."""
         order = get_args(Severity).index
         ordered = sorted(dict.fromkeys(findings), key=lambda finding: order(finding.severity))
         return cls(root=root, shards=shards, samples=samples, findings=tuple(ordered))
@@ -145,13 +146,13 @@ def opened(
     empty: Severity = "error",
     raised: type[Exception] | tuple[type[Exception], ...] = ReadError,
 ) -> T | None:
-    """Open something; where that raises an error, note it and return None. Note the warnings that it logs, too.
+    """Open something; if that raises, record the error and return None. Also record logged warnings.
 
     Args:
-        where: What is opened: a path or URL, or a place in a document. A message that begins with this file, or one
-            below this folder, is a finding of what it names.
-        empty: How bad it is that nothing is left of it.
-        raised: Errors that are no findings; a store that stays away says nothing of the data in it.
+        where: The opened path, URL or place in a document. If a message begins with this file, or one below this
+            folder, the finding refers to the file that the message names.
+        empty: Severity if no sample is left.
+        raised: Errors to raise instead of recording; an unreachable store says nothing about its data.
     """
     named = re.compile(rf"({re.escape(where.split(': $')[0])}\S*?(?:: \$\S*?)?): (.*)", re.DOTALL)
 
@@ -188,12 +189,12 @@ def _check_shard(
     first: int,
     samples: int,
 ) -> list[LintFinding]:
-    """Scan a shard of `samples` samples, the first of which has the number `first`, and report what does not fit.
+    """Scan a shard of `samples` samples, the first of which has the index `first`, and report mismatches.
 
-    The columnar index is None where it could not be opened.
+    The columnar index is None if it could not be opened.
     """
     location = folder.shard(shard)
-    gone = LintFinding(where=shard, what="the file is gone, but .info.json lists it", way_out=PREPARE_AGAIN)
+    gone = LintFinding(where=shard, what="the file is missing, but .info.json lists it", way_out=PREPARE_AGAIN)
     if not folder.is_remote and not os.path.isfile(location):
         return [gone]
     try:
@@ -208,8 +209,8 @@ def _check_shard(
         ]
     if wrong is not None:
         return [LintFinding(where=shard, what=wrong[0], way_out=wrong[1])]
-    if index is not None and not index.scan(index.shards.index(shard)).lies_as(scan):
-        return [LintFinding(where=shard, what="the columnar index says otherwise", way_out=_INDEX_AGAIN)]
+    if index is not None and not index.scan(index.shards.index(shard)).has_same_layout(scan):
+        return [LintFinding(where=shard, what="the shard does not match the columnar index", way_out=_INDEX_AGAIN)]
     return []
 
 
@@ -223,17 +224,17 @@ def _is_gone(folder: DataFolder, location: str) -> bool:
 
 
 class _Samples:
-    """Makes samples of a dataset as a loader does, as far as no code of the dataset is needed for that.
+    """Builds samples of a dataset as a loader does, as far as possible without running the dataset's code.
 
     Args:
-        config: What `dataset.yaml` says; None where there is none.
+        config: Content of `dataset.yaml`; None without one.
         part_names: All part names of the dataset.
-        allow_pickle: Decode pickles too. They can run any code.
-        trusted_modules: Modules whose sample types may be imported.
+        allow_pickle: Also decode pickles, which can run any code.
+        trusted_modules: Modules from which sample types may be imported.
 
     Attributes:
-        parts: The parts that are read; None for all.
-        note: Why not all that a loader does is checked; None where it is.
+        parts: The parts to read; None for all.
+        note: The reason if a loader does more than is checked; else None.
 
     Raises:
         FieldMapError: The field map does not fit the sample type.
@@ -255,26 +256,26 @@ class _Samples:
         self._type, self._field_map = None, None
         if config is None:
             self.note = (
-                "There is no dataset.yaml, without which only auxiliary stores read a dataset: parts are decoded, but "
-                "no samples are made of them."
+                "There is no dataset.yaml, so only auxiliary stores can read this dataset: its parts are decoded, but "
+                "no samples are built."
             )
         elif config.field_map is not None and config.sample_type is not None:
             self._type = resolve_class(config.sample_type, trusted_modules=trusted_modules, where=location)
             self._field_map = FieldMap.parse(config.field_map, self._type, where=f"{location}: field_map")
             self.parts = frozenset(self._field_map.parts)
         elif config.kind != "crude":
-            self.note = "The dataset makes its samples by code of its own, which is not run; its parts are decoded."
+            self.note = "The dataset builds its samples with its own code, which is not run; its parts are decoded."
         if self.parts is None and config is not None and isinstance(config.part_filter, tuple):
             self.parts = frozenset(config.part_filter)
         self._decoders = _decoders(location, config, part_names, self.parts, allow_pickle)
 
     def check(self, source: PreparedSource, indices: npt.NDArray[np.int64]) -> tuple[int, list[LintFinding]]:
-        """Make the samples `indices` of a source; return their number, and what is wrong with those that fail."""
+        """Build the samples `indices` of a source; return their number, and the problems of failed ones."""
         findings: list[LintFinding] = []
         try:
             batch = source.read(indices)
         except (FormatError, OSError) as error:
-            if len(indices) > 1:  # find out which ones
+            if len(indices) > 1:  # find the damaged ones
                 each = [self.check(source, np.array([index]))[1] for index in indices]
                 return len(indices), list(itertools.chain.from_iterable(each))
             place = source.locate(int(indices[0]))
@@ -282,7 +283,7 @@ class _Samples:
         for raw in batch:
             try:
                 self._make(raw)
-            except Exception as error:  # decoders and sample types may raise anything
+            except Exception as error:  # decoders and sample types may raise any exception
                 what = f"{error}" or type(error).__name__
                 findings.append(LintFinding(where=f"{raw.shard}/{raw.key}", what=what))
         return len(indices), findings
@@ -303,10 +304,10 @@ def _decoders(
     parts: Collection[str] | None,
     allow_pickle: bool,
 ) -> Mapping[str, Callable[[Any], object] | None]:
-    """What decodes each part that is read; None leaves its bytes."""
+    """The decoder of each part that is read; None keeps its bytes."""
     if config is not None and config.raw_bytes:
         return dict.fromkeys(part_names)
-    options: dict[str, Any] = {"image_decode": "rgb8"}  # quick, and it fails where the others fail
+    options: dict[str, Any] = {"image_decode": "rgb8"}  # fast, and fails for the same files as the other modes
     if config is not None and config.decoder is not None:
         options = {**config.decoder}
     if allow_pickle:
@@ -320,7 +321,7 @@ def _decoders(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LintRequest:
-    """What a caller asks for; the fields are arguments of `lint_dataset`."""
+    """A caller's request; the fields are arguments of `lint_dataset`."""
 
     split_parts: Sequence[str] | None
     split_config: str | None
@@ -335,19 +336,19 @@ class LintRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class LintPlan:
-    """What is checked, and by which functions.
+    """The checks to run, and on which shards.
 
     Attributes:
         folder: The dataset.
-        request: What was asked for.
+        request: The caller's request.
         info: Its `.info.json`.
-        config: Its configuration; None: it has none, or none that can be read.
-        splits: Its split file; None: the same.
-        split_parts: The parts that are looked at; None: all shards.
-        shards: The shards that are looked at.
-        excluded: Shard and key of the samples that the split file leaves out.
-        checks: They run in this order.
-        findings: What was found while the configuration and the splits were read.
+        config: Its configuration; None if it is missing or unreadable.
+        splits: Its split file; None if it is missing or unreadable.
+        split_parts: The parts to check; None for all shards.
+        shards: The shards to check.
+        excluded: Shard and key of the samples that the split file excludes.
+        checks: The checks, in order.
+        findings: Findings from reading the configuration and the splits.
     """
 
     folder: DataFolder
@@ -363,7 +364,7 @@ class LintPlan:
 
     @cached_property
     def first(self) -> dict[str, int]:
-        """Number of the first sample of each shard of the dataset."""
+        """Index of the first sample of each shard of the dataset."""
         counts = self.info.shard_counts
         return dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False))
 
@@ -384,23 +385,23 @@ def lint_dataset(
     open_part: Callable[[str], object] | None = None,
     progress: Callable[[LintProgress], None] = lambda _: None,
 ) -> LintReport:
-    """Compare every shard with its indices, then decode every sample and make it, in threads.
+    """Compare every shard with its indices, then decode and build every sample, in threads.
 
-    Samples that the split file excludes are left out. Samples of shards that do not fit their index are not read.
+    Samples that the split file excludes are skipped. Samples of shards that do not fit their index are not read.
 
     Args:
-        split_parts: Look only at the shards of these parts; None looks at all shards.
-        split_config: Name of the split file; None takes what `dataset.yaml` names, or the default.
-        allow_pickle: Decode pickles too. They can run any code.
-        trusted_modules: Modules whose sample types may be imported.
-        num_threads: Threads; None takes one for each core.
-        first_samples: Of each shard, only make the first sample, which compares the shard with its index as loaders do.
-        open_part: Opens a split part as a loader does. What it raises or warns of is found here.
+        split_parts: Check only the shards of these parts; None checks all shards.
+        split_config: Name of the split file; None takes the one named in `dataset.yaml`, or the default.
+        allow_pickle: Also decode pickles, which can run any code.
+        trusted_modules: Modules from which sample types may be imported.
+        num_threads: Number of threads; None takes one per core.
+        first_samples: Build only the first sample of each shard, which compares the shard with its index as loaders do.
+        open_part: Opens a split part as a loader does. Its errors and warnings become findings.
 
     Raises:
         DatasetNotFoundError: There is no prepared dataset.
-        SplitError: The split parts or the split file that were asked for are not there.
-        EmptyDatasetError: A split part that was asked for is empty.
+        SplitError: The requested split parts or split file do not exist.
+        EmptyDatasetError: A requested split part is empty.
         ReadError: An object store cannot be reached.
     """
     request = LintRequest(
@@ -418,17 +419,17 @@ def lint_dataset(
 
 
 def plan_of(folder: DataFolder, request: LintRequest) -> LintPlan:
-    """Read the configuration and the splits of a dataset, and decide what will be checked. Raises as `lint_dataset`."""
+    """Read the configuration and the splits of a dataset, and decide what to check. Raises as `lint_dataset`."""
     with naming(folder):
         info = read_info(folder.local)
     findings: list[LintFinding] = []
-    look = partial(opened, folder.location, findings)
+    guarded = partial(opened, folder.location, findings)
     has_config = (folder.local / META_FOLDER / request.dataset_config).exists()
-    config = look(partial(_read, folder, read_dataset_config, request.dataset_config)) if has_config else None
-    splits = _splits_of(folder, request, info, config, look)
+    config = guarded(partial(_read, folder, read_dataset_config, request.dataset_config)) if has_config else None
+    splits = _splits_of(folder, request, info, config, guarded)
     split_parts = request.split_parts
     if split_parts is not None and config is not None and config.split_part is not None:
-        split_parts = [config.split_part]  # which is read whatever a program asks for
+        split_parts = [config.split_part]  # the configuration overrides the requested part
     shards, excluded = _select(info, splits, split_parts)
     return LintPlan(
         folder=folder,
@@ -441,7 +442,7 @@ def plan_of(folder: DataFolder, request: LintRequest) -> LintPlan:
         excluded=tuple(excluded),
         checks=tuple(
             _checks(
-                request, is_trained_on=None not in (config, splits), can_be_made=config is not None or not has_config
+                request, is_trained_on=None not in (config, splits), can_be_built=config is not None or not has_config
             )
         ),
         findings=tuple(findings),
@@ -453,23 +454,23 @@ def _splits_of(
     request: LintRequest,
     info: DatasetInfo,
     config: DatasetConfig | None,
-    look: Callable[..., Any],
+    guarded: Callable[..., Any],
 ) -> SplitConfig | None:
     meta = folder.local / META_FOLDER
     asked = request.split_parts is not None or request.split_config is not None
     if not (asked or any((meta / name).exists() for name in (request.dataset_config, DEFAULT_SPLIT_CONFIG))):
-        return None  # file stores need none
+        return None  # file stores need no splits
     name = request.split_config or (config.split_config if config is not None else None)
     read_splits = partial(read_split_config, shards=info.shard_counts)
-    return look(partial(_read, folder, read_splits, name), raised=(ReadError, SplitError) if asked else ReadError)
+    return guarded(partial(_read, folder, read_splits, name), raised=(ReadError, SplitError) if asked else ReadError)
 
 
-def _checks(request: LintRequest, *, is_trained_on: bool, can_be_made: bool) -> Iterator[Check]:
-    """The checks in the order in which they run: later ones need what earlier ones opened.
+def _checks(request: LintRequest, *, is_trained_on: bool, can_be_built: bool) -> Iterator[Check]:
+    """The checks in the order in which they run: later ones need results of earlier ones.
 
     Args:
-        is_trained_on: Whether there are a configuration and splits, which file stores need not have.
-        can_be_made: Whether samples can be made of parts: the configuration is not damaged.
+        is_trained_on: Whether the dataset has a configuration and splits; file stores need neither.
+        can_be_made: Whether samples can be built from parts: the configuration is not damaged.
     """
     if is_trained_on and request.open_part is not None:
         yield _check_parts
@@ -480,22 +481,22 @@ def _checks(request: LintRequest, *, is_trained_on: bool, can_be_made: bool) -> 
         yield _check_shards
     if request.split_parts is None:
         yield _check_measured
-    if can_be_made:
+    if can_be_built:
         yield _check_samples
 
 
 class _Findings:
-    """What a lint found so far, and what later checks need of earlier ones.
+    """Findings so far, and results that later checks need.
 
     Attributes:
-        plan: What is carried out.
-        pool: Threads for it.
+        plan: The plan being run.
+        pool: Threads to run it.
         findings: All findings, in the order in which they were made.
-        index: The columnar index; None: it could not be opened.
-        columns: What was measured of the samples; None: it could not be opened.
-        whole: Names of the columns that agree with their checksums.
+        index: The columnar index; None if it could not be opened.
+        columns: The measured columns; None if they could not be opened.
+        whole: Names of the columns whose checksums match.
         broken: Shards that do not fit their indices; their samples are not read.
-        samples: Number of samples that are made.
+        samples: Number of samples to build.
     """
 
     def __init__(self, plan: LintPlan, pool: ThreadPoolExecutor) -> None:
@@ -507,7 +508,7 @@ class _Findings:
         self.whole: list[str] = []
         self.broken: set[str] = set()
         self.samples = 0
-        self.look = partial(opened, plan.folder.location, self.findings)
+        self.guarded = partial(opened, plan.folder.location, self.findings)
 
     def report(self, stage: Literal["index", "samples"], done: int, total: int) -> None:
         """Call `progress`."""
@@ -518,43 +519,43 @@ class _Findings:
         self.findings.append(LintFinding(severity=severity, where=self.plan.folder.location, what=what))
 
     def good(self) -> list[str]:
-        """The shards that fit their indices."""
+        """The shards that match their indices."""
         return [shard for shard in self.plan.shards if shard not in self.broken]
 
-    def side_by_side(self, function: Callable[..., N], each: Iterable[tuple[Any, ...]]) -> Iterable[N]:
-        """The results of a function for each tuple of arguments, in order."""
+    def in_parallel(self, function: Callable[..., N], each: Iterable[tuple[Any, ...]]) -> Iterable[N]:
+        """The results of a function for each tuple of arguments, in order, computed in parallel."""
         return map_in_order(self.pool, 2 * self.plan.request.num_threads, function, each)
 
 
 def carry_out(plan: LintPlan) -> LintReport:
-    """Run the checks of a plan, one after the other."""
+    """Run the checks of a plan in sequence."""
     with ThreadPoolExecutor(plan.request.num_threads, thread_name_prefix="lint") as pool:
         found = _Findings(plan, pool)
         for check in plan.checks:
             check(found)
     if found.broken:
-        found.note(f"Samples of {len(found.broken)} shards were not decoded, because their index does not fit.")
+        found.note(f"Samples of {len(found.broken)} shards were not decoded, because their index does not match.")
     return LintReport.of(plan.folder.location, found.findings, shards=len(plan.shards), samples=found.samples)
 
 
 def _check_parts(found: _Findings) -> None:
-    """Every split part opens as in a loader."""
+    """Check that every split part opens as in a loader."""
     plan = found.plan
     assert plan.splits is not None
     assert plan.request.open_part is not None
     for part in plan.split_parts or plan.splits.split_parts:
-        found.look(partial(plan.request.open_part, part), empty="warning")
+        found.guarded(partial(plan.request.open_part, part), empty="warning")
 
 
 def _check_unread(found: _Findings) -> None:
-    """Every shard is in a split part, and every tar in the index."""
+    """Check that every shard is in a split part, and every tar in the index."""
     plan = found.plan
     assert plan.splits is not None
     found.findings += [*_unused(plan.folder, plan.splits, plan.shards), *_not_indexed(plan.folder, plan.info)]
 
 
 def _check_index(found: _Findings) -> None:
-    """The columnar index is whole, keys are distinct, and the database and metadata of media fit it."""
+    """Check that the columnar index is intact, keys are unique, and the database and media metadata match it."""
     folder = found.plan.folder
 
     def checked_index() -> ColumnarIndex:
@@ -562,31 +563,31 @@ def _check_index(found: _Findings) -> None:
         index.check()
         return index
 
-    index = found.index = found.look(checked_index)
+    index = found.index = found.guarded(checked_index)
     if index is not None:
         found.findings += [*_about_keys(folder, index), *_about_sqlite(folder, len(index))]
-        found.findings += found.look(lambda: [*_about_media(folder, index)]) or ()
+        found.findings += found.guarded(lambda: [*_about_media(folder, index)]) or ()
 
 
 def _check_columns(found: _Findings) -> None:
-    """What was measured agrees with its checksums, and is of the samples that are here."""
+    """Check that measured columns match their checksums and belong to the current samples."""
     folder = found.plan.folder
     if found.index is None:
         return
-    columns = found.columns = found.look(lambda: Columns(open_prepared(folder)))
+    columns = found.columns = found.guarded(lambda: Columns(open_prepared(folder)))
     if columns is not None:
         read = partial(partial, _read_column, columns)
-        found.whole = [name for name in columns.stored if found.look(read(name)) is not None]
+        found.whole = [name for name in columns.stored if found.guarded(read(name)) is not None]
         found.findings += [_stale_column(folder.location, name) for name in columns.stale]
 
 
 def _check_shards(found: _Findings) -> None:
-    """Every shard fits its indices."""
+    """Check that every shard matches its indices."""
     plan, shards = found.plan, found.plan.shards
     found.report("index", 0, len(shards))
     records, counts = read_records_file(plan.folder.local), plan.info.shard_counts
     described = ((plan.folder, records, found.index, shard, plan.first[shard], counts[shard]) for shard in shards)
-    scanned = found.side_by_side(_check_shard, described)
+    scanned = found.in_parallel(_check_shard, described)
     for done, (shard, wrong) in enumerate(zip(shards, scanned, strict=True), 1):
         found.findings += wrong
         found.broken |= {shard} if wrong else set()
@@ -594,47 +595,47 @@ def _check_shards(found: _Findings) -> None:
 
 
 def _check_measured(found: _Findings) -> None:
-    """The functions of columns return what the columns hold, for a few samples."""
+    """Check for a few samples that the functions of columns return the stored values."""
     folder, trusted, columns = found.plan.folder, found.plan.request.trusted_modules, found.columns
     if columns is not None and found.whole and not found.broken:
         compared = partial(_compare_columns, folder.bare or folder.location, columns, found.whole, trusted)
-        found.look(lambda: found.findings.extend(compared()))
+        found.guarded(lambda: found.findings.extend(compared()))
 
 
 def _check_samples(found: _Findings) -> None:
-    """Every sample decodes, or the first one of each shard, as far as no code of the dataset is needed."""
+    """Check that every sample decodes, or the first one of each shard, without running the dataset's code."""
     plan, request = found.plan, found.plan.request
     good = found.good()
-    if not good or (making := _samples_of(found)) is None:
+    if not good or (builder := _samples_of(found)) is None:
         return
     excluded = [pair for pair in plan.excluded if pair[0] not in found.broken and not request.first_samples]
-    with contextlib.closing(open_prepared(plan.folder, shards=good, parts=making.parts, excluded=excluded)) as source:
+    with contextlib.closing(open_prepared(plan.folder, shards=good, parts=builder.parts, excluded=excluded)) as source:
         if request.first_samples:
             firsts = [np.array([plan.first[shard]]) for shard in good if plan.info.shard_counts[shard]]
-            _make(found, making, source, firsts, len(firsts))
+            _make(found, builder, source, firsts, len(firsts))
         else:
-            _make(found, making, source, _chunks(source), len(source))
+            _make(found, builder, source, _chunks(source), len(source))
 
 
 def _make(
-    found: _Findings, making: _Samples, source: PreparedSource, chunks: Iterable[npt.NDArray[np.int64]], samples: int
+    found: _Findings, builder: _Samples, source: PreparedSource, chunks: Iterable[npt.NDArray[np.int64]], samples: int
 ) -> None:
     found.samples, done = samples, 0
     left_out = {f"{shard}/{key}" for shard, key in found.plan.excluded}
     found.report("samples", 0, samples)
-    for count, wrong in found.side_by_side(making.check, ((source, each) for each in chunks)):
+    for count, wrong in found.in_parallel(builder.check, ((source, each) for each in chunks)):
         found.findings += [finding for finding in wrong if finding.where not in left_out]
         done += count
         found.report("samples", done, samples)
 
 
 def _samples_of(found: _Findings) -> _Samples | None:
-    """What makes the samples of the dataset; None, and a finding, where it cannot be made."""
+    """The builder of the dataset's samples; None, with a finding, if it cannot be created."""
     plan, request = found.plan, found.plan.request
     if found.index is None:
         return None
     try:
-        making = _Samples(
+        builder = _Samples(
             plan.folder.location,
             plan.config,
             found.index.part_names,
@@ -642,12 +643,12 @@ def _samples_of(found: _Findings) -> _Samples | None:
             trusted_modules=request.trusted_modules,
         )
     except (ConfigError, UntrustedCodeError) as error:
-        if not any(finding.severity == "error" for finding in found.findings):  # else opening a split part said why
+        if not any(finding.severity == "error" for finding in found.findings):  # else opening a split part reported it
             found.note(str(error), "error")
         return None
-    if making.note is not None:
-        found.note(making.note)
-    return making
+    if builder.note is not None:
+        found.note(builder.note)
+    return builder
 
 
 def _read(folder: DataFolder, read: Callable[[Path, N], T], name: N) -> T:
@@ -658,7 +659,7 @@ def _read(folder: DataFolder, read: Callable[[Path, N], T], name: N) -> T:
 def _select(
     info: DatasetInfo, splits: SplitConfig | None, split_parts: Sequence[str] | None
 ) -> tuple[Iterable[str], Iterable[tuple[str, str]]]:
-    """The shards to look at, each once, and the samples that are excluded."""
+    """The shards to check, each once, and the excluded samples."""
     if splits is None:
         return info.shard_counts, ()
     if split_parts is None:
@@ -677,13 +678,13 @@ def _unused(folder: DataFolder, splits: SplitConfig, shards: Sequence[str]) -> I
         yield LintFinding(
             severity="note",
             where=folder.shard(f"{META_FOLDER}/{Path(splits.where).name}"),
-            what=f"{len(unused):,} of {len(shards):,} shards in no split part, so they are never read: {_some(unused)}",
-            way_out="add them to one if that was not meant (`energon prepare` loses the last one to some ratios)",
+            what=f"{len(unused):,} of {len(shards):,} shards are in no split part, so never read: {_some(unused)}",
+            way_out="add them to a part unless this is intended (with some ratios, `energon prepare` drops the last)",
         )
 
 
 def _not_indexed(folder: DataFolder, info: DatasetInfo) -> Iterator[LintFinding]:
-    """Tars that were put into the folder after it was prepared, or left out then."""
+    """Tars that were added to the folder after it was prepared, or excluded then."""
     tars = container_of(None)
     if is_url(folder.location) or not all(map(tars.is_shard, info.shard_counts)):
         return
@@ -692,7 +693,7 @@ def _not_indexed(folder: DataFolder, info: DatasetInfo) -> Iterator[LintFinding]
         yield LintFinding(
             severity="note",
             where=folder.location,
-            what=f"not in the index, so never read: {len(more):,} of the tar files that lie there: {_some(more)}",
+            what=f"{len(more):,} of the tar files in the folder are not in the index, so never read: {_some(more)}",
             way_out=f"`energon-grain prepare {folder.location} --append` adds them",
         )
 
@@ -702,7 +703,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _about_keys(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFinding]:
-    """Keys that come twice, members that come twice in a sample, and keys that end too early."""
+    """Keys that occur twice, members that occur twice in a sample, and keys that probably end too early."""
     repeated: list[str] = []
     count = 0
     for start in range(0, len(index), _KEYS_COMPARED):
@@ -714,9 +715,9 @@ def _about_keys(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFindin
         yield LintFinding(
             severity="warning",
             where=folder.location,
-            what=f"{count:,} samples have the key of another one, such as {', '.join(map(repr, repeated))}: all are "
-            "trained on, but joins and `prepare` refuse the dataset, and by its key only the first is found",
-            way_out="rename them in the tars (`energon prepare --fix-duplicates` does), and prepare again",
+            what=f"{count:,} samples have the key of another one, such as {', '.join(map(repr, repeated))}: training "
+            "uses all of them, but joins and `prepare` refuse the dataset, and a lookup by key finds only the first",
+            way_out="rename them in the tars, for example with `energon prepare --fix-duplicates`, and prepare again",
         )
     members = RepeatedMembers.of_index(index)
     if members.count:
@@ -726,14 +727,14 @@ def _about_keys(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFindin
         yield LintFinding(
             severity="warning",
             where=folder.location,
-            what=f"Hardly any of the {len(names):,} names of parts comes twice: {', '.join(names[:_LISTED])}, …. A key "
-            "ends at the first dot of a file's name, and what follows is the name of the part",
-            way_out="write the tars with no dots in keys",
+            what=f"Nearly all of the {len(names):,} part names occur only once: {', '.join(names[:_LISTED])}, …. A "
+            "key ends at the first dot of a file's name, and the rest is the name of the part",
+            way_out="write the tars without dots in keys",
         )
 
 
 def _about_sqlite(folder: DataFolder, samples: int) -> Iterator[LintFinding]:
-    """Whether `index.sqlite`, which Energon's joins and auxiliary stores read and ours do not, has all samples."""
+    """Whether `index.sqlite` has all samples. Energon's joins and auxiliary stores read it; ours do not."""
     path = folder.local / META_FOLDER / INDEX_SQLITE
     if not path.exists():
         return
@@ -746,19 +747,19 @@ def _about_sqlite(folder: DataFolder, samples: int) -> Iterator[LintFinding]:
     else:
         if rows == samples:
             return
-        wrong = f"has {rows:,} samples, the dataset {samples:,}"
+        wrong = f"has {rows:,} samples, but the dataset has {samples:,}"
     yield LintFinding(
         severity="warning",
         where=f"{path}",
-        what=f"{wrong}. Energon's joins and auxiliary stores read it, ours do not",
+        what=f"{wrong}. Joins and auxiliary stores of Energon read this file; those of energon-grain do not",
         way_out=PREPARE_AGAIN,
     )
 
 
 def _about_media(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFinding]:
-    """Files that should be media, by what was looked for, and of which nothing is known."""
+    """Files that the media filters expect to be media, but that have no metadata."""
     if not (folder.local / META_FOLDER / INDEX_SQLITE).exists():
-        return  # nor is the database of a remote dataset fetched for it
+        return  # the database of a remote dataset is not fetched for this check
     table = MediaTable(folder.location)
     filters, unknown = table.filters(), list[str]()
     if not filters:
@@ -770,14 +771,14 @@ def _about_media(folder: DataFolder, index: ColumnarIndex) -> Iterator[LintFindi
         yield LintFinding(
             severity="warning",
             where=folder.location,
-            what=f"Nothing is known of {len(unknown):,} files that should be media: {listed}. Their headers are "
-            "damaged, or they were not there when metadata were gathered",
-            way_out="`energon-grain prepare-media`, with the same --media-metadata-by-…, says which are damaged",
+            what=f"{counted(len(unknown), 'file')} expected to be media, but without metadata: {listed}. The "
+            "headers are damaged, or the files were added after the metadata were collected",
+            way_out="run `energon-grain prepare-media` with the same --media-metadata-by-…; it reports damaged files",
         )
 
 
 def _names_of_files(index: ColumnarIndex) -> Iterator[list[str]]:
-    """The names of all members, in blocks of samples."""
+    """The file names of all parts, in blocks of samples."""
     for begin in range(0, len(index), _KEYS_COMPARED):
         samples = np.arange(begin, min(begin + _KEYS_COMPARED, len(index)))
         keys, first = index.keys(samples), index.part_start[samples]
@@ -788,7 +789,7 @@ def _names_of_files(index: ColumnarIndex) -> Iterator[list[str]]:
 
 
 def _read_column(columns: Columns, name: str) -> str:
-    for _ in columns.blocks(name):  # which compares it with its checksums
+    for _ in columns.blocks(name):  # reading compares the column with its checksums
         pass
     return name
 
@@ -799,7 +800,7 @@ def _compare_columns(
     names: Collection[str],
     trusted_modules: Collection[str],
 ) -> Iterator[LintFinding]:
-    """Measure a few samples again, and report the columns that differ. Those that were attached are left out."""
+    """Measure a few samples again, and report columns that differ. Attached columns are skipped."""
     source = columns.source
     with contextlib.closing(source):
         rows = np.unique(np.linspace(0, len(source) - 1, min(_COMPARED, len(source))).astype(np.int64))
@@ -813,7 +814,7 @@ def _compare_columns(
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredAgain:
-    """The samples `rows` of a source and their parts, to compare with the columns of a dataset or file."""
+    """The samples `rows` of a source and their parts, for comparison with stored columns."""
 
     location: str
     source: Source
@@ -822,15 +823,15 @@ class _MeasuredAgain:
     trusted_modules: Collection[str]
 
     def headers_differ(self, name: str, stored: StoredColumn, held: npt.NDArray[Any]) -> LintFinding | None:
-        """What is wrong with a column of metadata of media."""
+        """The problem of a media metadata column, or None."""
         for row, (number, sample) in enumerate(zip(held, self._parts_of(stored), strict=True)):
             if not _is_of_header(name, number, sample):
-                what = f"says {number:g} of {self._place(row)}, and no header in it does"
+                what = f"holds {number:g} for {self._place(row)}, but no media header in this sample has that value"
                 return self._find(name, what, self._again(name, stored))
         return None
 
     def function_differs(self, name: str, stored: StoredColumn, held: npt.NDArray[Any]) -> LintFinding | None:
-        """What is wrong with a column that a function made."""
+        """The problem of a column computed by a function, or None."""
         module, _, function = stored.function.partition(":")
         ref, where = ClassRef(module=module, name=function), f"{self.location}: the column {name!r}"
         try:
@@ -838,8 +839,8 @@ class _MeasuredAgain:
             measure = Measurement.of(name, found, None)
             now = measured(measure, self._parts_of(stored), self._place)
         except UntrustedCodeError:
-            what = f"was not measured again: {stored.function} is called only if the module is trusted"
-            return self._find(name, what, f"give --trust-module {module}", "note")
+            what = f"was not measured again: {stored.function} is called only if its module is trusted"
+            return self._find(name, what, f"pass --trust-module {module}", "note")
         except (ConfigError, FatalSampleError) as error:
             return self._find(name, f"cannot be measured again: {error}")
         differ = [row for row, (was, is_) in enumerate(zip(held, now, strict=True)) if not _same(was, is_)]
@@ -847,9 +848,9 @@ class _MeasuredAgain:
             return None
         row, versions = differ[0], f" (version {measure.version} now, {stored.version} then)"
         what = (
-            f"says {_digits(held[row])} of {self._place(row)}, and {stored.function}"
-            f"{versions if measure.version != stored.version else ''} says {_digits(now[row])}; of {len(self.rows)} "
-            f"samples that were measured again {len(differ)} differ"
+            f"holds {_digits(held[row])} for {self._place(row)}, but {stored.function}"
+            f"{versions if measure.version != stored.version else ''} now returns {_digits(now[row])}; {len(differ)} "
+            f"of the {len(self.rows)} samples that were measured again differ"
         )
         return self._find(name, what, self._again(name, stored))
 
@@ -876,7 +877,7 @@ def _digits(number: np.generic) -> str:
 
 
 def _is_of_header(name: str, number: float, sample: Parts) -> bool:
-    """Whether the header of a part says what a column of media does; of other parts nothing is known."""
+    """Whether a media header in the sample has the value of a media column."""
     if np.isnan(number):
         return True
     fact, _, part = name.partition(".")
@@ -894,9 +895,9 @@ def _is_of_header(name: str, number: float, sample: Parts) -> bool:
 def about_columns(
     location: str, trusted_modules: Collection[str], columns: Columns | None = None
 ) -> Iterator[LintFinding]:
-    """What is odd about the columns of a file or files, or those that were opened, and not in a dataset itself.
+    """Problems of the columns of a file or files, or of open columns, outside a prepared dataset.
 
-    Raises IndexFileError if they are not what was written.
+    Raises IndexFileError if their checksums do not match.
     """
     columns = columns_of(location) if columns is None else columns
     for name in columns.stored:
@@ -906,8 +907,8 @@ def about_columns(
 
 
 def _stale_column(location: str, name: str) -> LintFinding:
-    what = f"The column {name!r} is of samples that are not here any more, so it is not given out"
-    return LintFinding(severity="warning", where=location, what=what, way_out="measure again")
+    what = f"The column {name!r} was measured for samples that have changed or are missing, so it is not used"
+    return LintFinding(severity="warning", where=location, what=what, way_out="measure the column again")
 
 
 def _chunks(source: PreparedSource) -> Iterator[npt.NDArray[np.int64]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checking data that are read as they are: every sample is read and decoded, and measured columns are compared."""
+"""Check data that are read directly: read and decode every sample, and compare measured columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AT_ONCE = 256
 
 
 def lint_samples(kind: Kind, path: str, ask: LintAsk) -> LintReport:
-    """Read all samples of a path, decode what is in them, and compare columns that were measured of them."""
+    """Read all samples at a path, decode their parts, and compare measured columns."""
     assert kind.open is not None
     findings: list[LintFinding] = []
     found = opened(path, findings, partial(kind.open, path, None))
@@ -32,7 +32,7 @@ def lint_samples(kind: Kind, path: str, ask: LintAsk) -> LintReport:
         for sample in opened(path, findings, partial(source.read, rows)) or ():
             try:
                 decode({part: data for part, data in sample.parts.items() if isinstance(data, bytes)})
-            except Exception as error:  # decoders may raise anything
+            except Exception as error:  # decoders may raise any exception
                 findings.append(LintFinding(where=source.place_of(sample.index), what=f"{error}"))
         ask.progress(int(rows[0]), len(source), len(findings), "samples")
     if not kind.takes_no_columns:
@@ -46,7 +46,7 @@ def _decoder(found: Opened, ask: LintAsk) -> ColumnDecoder | SampleDecoder:
 
 
 def _runs(source: Source) -> Iterator[Any]:
-    """Numbers of samples that are read together: some of one block, where they are read in blocks."""
+    """Indices of samples to read together; each run is within one block if the source reads blocks."""
     starts = source.block_starts().tolist() if isinstance(source, ReadInBlocks) else [0, len(source)]
     for first, stop in pairwise(starts):
         for begin in range(first, stop, _AT_ONCE):

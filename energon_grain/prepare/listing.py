@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files are shards, in an order that does not depend on the disk, and which split part each goes to."""
+"""List shards, in an order that does not depend on the disk, and assign them to split parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from energon_grain.storage.settings import storage_settings
 from energon_grain.words import counted
 
 _NUMBER = re.compile(r"(?<![0-9])[0-9]{6,20}(?=\.[a-z_]+$)|(?<=-)[0-9]{5,20}(?=-of-[0-9]+$)")
-"""The number of a shard, which has six digits (of TensorFlow Datasets five), or more where they do not suffice."""
+"""The number of a shard: six digits (in TensorFlow Datasets five), or more if needed."""
 
 
 def find_shards(
@@ -33,8 +33,8 @@ def find_shards(
     Symbolic links to folders are followed (each real folder once on a branch); `.nv-meta` is not searched. Shards in
     whose relative path the regular expression `exclude` is *found* are left out.
 
-    Raises DatasetNotFoundError, ReadError, ConfigError, and TarError where there are compressed tars among them, which
-    cannot be read at random offsets.
+    Raises DatasetNotFoundError, ReadError, ConfigError, and TarError for compressed tars, which cannot be read at
+    random offsets.
     """
     container = container or container_of(None)
     suffix, compressed = container.suffix, tuple(container.compressed)
@@ -42,15 +42,15 @@ def find_shards(
     found = [name for name in files if container.is_shard(name) or name.endswith(compressed)]
     if not found:
         raise DatasetNotFoundError(
-            f"{root}: no *{suffix} files in it or in its subfolders.{_advice(os.fspath(root), files, container)}"
+            f"{root}: no *{suffix} files in this folder or its subfolders.{_advice(os.fspath(root), files, container)}"
         )
     return check_shards(sorted(found, key=in_order), exclude)
 
 
 def _advice(root: str, files: Sequence[str], container: Container) -> str:
-    """What to do where a folder has no shards, by the other files that it has."""
+    """Advice for a folder without shards, based on the other files in it."""
     if not files:
-        return " There are no other files either: check the path."
+        return " The folder holds no other files either: check the path."
     for other in containers():
         if other.encodings and (others := sum(map(other.is_shard, files))):
             return f" There are {others} *{other.suffix} files: add{other.flags}."
@@ -59,7 +59,7 @@ def _advice(root: str, files: Sequence[str], container: Container) -> str:
 
 
 def in_order(name: str) -> list[str]:
-    """What names of shards are sorted by: folder by folder, and a number at their end as a number.
+    """Sort key for shard names: folder by folder, and a number at the end as a number.
 
     >>> sorted(["a-1000000.tar", "a-999999.tar"], key=in_order)
     ['a-999999.tar', 'a-1000000.tar']
@@ -74,27 +74,27 @@ def list_files(root: str | os.PathLike[str], *, what: str = ".tar") -> list[str]
         names = shared_client(storage_settings()).list(location)
         return [name for name in names if META_FOLDER not in name.split("/") and not name.endswith("/")]
     if not os.path.isdir(location):
-        raise DatasetNotFoundError(f"{location}: not a folder. Give the folder that holds the {what} files.")
+        raise DatasetNotFoundError(f"{location}: not a folder. Pass the folder that holds the {what} files.")
     return list(_walk(location))
 
 
 def check_shards(shards: Sequence[str], exclude: str | None) -> tuple[str, ...]:
-    """Leave out the shards in whose name `exclude` is found, and refuse what cannot be one; see `find_shards`."""
+    """Remove the shards in whose name `exclude` is found, and refuse invalid ones; see `find_shards`."""
     kept = list(shards) if exclude is None else _without(shards, exclude)
     _refuse_compressed(kept)
     outside = first_leading_out(kept)
     if outside is not None:
         raise ConfigError(
-            f"{printable(outside)}: a shard is named by its path inside of the dataset, without `..`; prepare the "
-            f"folder that all of them are in, or link to the file."
+            f"{printable(outside)}: a shard's path must be inside the dataset, without `..`; prepare the folder that "
+            f"contains all shards, or link to the file."
         )
     for name in kept:
         try:
             name.encode()
         except UnicodeEncodeError:
             raise ConfigError(
-                f"{printable(name)}: the name is not UTF-8, as the files that name shards must be. Rename the file, or "
-                f"leave it out with --exclude."
+                f"{printable(name)}: the file name must be UTF-8, because metadata files list it. Rename the file, or "
+                f"exclude it with --exclude."
             ) from None
     return tuple(kept)
 
@@ -106,7 +106,7 @@ def _without(shards: Sequence[str], exclude: str) -> list[str]:
         raise ConfigError(f"exclude {exclude!r} is not a regular expression: {error}.") from error
     kept = [name for name in shards if not pattern.search(name)]
     if not kept:
-        raise ConfigError(f"exclude {exclude!r} leaves out all {len(shards)} shards, such as {shards[0]}.")
+        raise ConfigError(f"exclude {exclude!r} removes all {len(shards)} shards, such as {shards[0]}; narrow it.")
     return kept
 
 
@@ -119,19 +119,19 @@ def _refuse_compressed(shards: Sequence[str]) -> None:
     suffix, tool = next(item for item in container.compressed.items() if example.endswith(item[0]))
     others = f" (and {len(compressed) - 1} more)" if len(compressed) > 1 else ""
     raise TarError(
-        f"{example}{others}: compressed. Samples are read at random offsets, which a compressed archive does not "
-        f"allow. Decompress it (`{tool} -dc {example} > {example.removesuffix(suffix)}.tar`) and remove the "
-        f"compressed file, or leave such files out with --exclude '{re.escape(suffix)}$'."
+        f"{example}{others}: compressed. Samples are read at random offsets, which is impossible in a compressed "
+        f"archive. Decompress it (`{tool} -dc {example} > {example.removesuffix(suffix)}.tar`) and remove the "
+        f"compressed file, or exclude such files with --exclude '{re.escape(suffix)}$'."
     )
 
 
 def printable(name: str) -> str:
-    """Show bytes that are not UTF-8 as escapes, so that the name can be printed and sent as JSON."""
+    """Escape bytes that are not UTF-8, for printing and JSON."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _walk(folder: str, below: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-    """Yield the files in `folder`, each behind `below`; a link back to a folder above it is not entered."""
+    """Yield the files in `folder`, each prefixed with `below`; a link back to a parent folder is not entered."""
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in above:
@@ -146,13 +146,13 @@ def _walk(folder: str, below: str = "", above: frozenset[tuple[int, int]] = froz
 
 
 def parse_split_parts(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Read `NAME:PATTERN` arguments; a name that comes twice has several patterns. Raises ConfigError."""
+    """Parse `NAME:PATTERN` arguments; a repeated name collects several patterns. Raises ConfigError."""
     patterns: dict[str, tuple[str, ...]] = {}
     for argument in arguments:
         name, colon, pattern = argument.partition(":")
         if not (colon and name and pattern) or name in ("glob", "re") or "=" in name:
             raise ConfigError(
-                f"split part {argument!r}: write NAME:PATTERN, NAME:glob:PATTERN or NAME:re:REGEX, "
+                f"split part {argument!r}: expected NAME:PATTERN, NAME:glob:PATTERN or NAME:re:REGEX, "
                 f"such as 'train:glob:shards/{{000..007}}.tar'."
             )
         patterns[name] = (*patterns.get(name, ()), pattern)
@@ -160,21 +160,21 @@ def parse_split_parts(arguments: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def split_by_patterns(shards: Sequence[str], patterns: Mapping[str, str | Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Give each part the shards that one of its patterns matches, in the order of `shards`.
+    """Assign to each part the shards that match one of its patterns, in the order of `shards`.
 
     A shard may be in several parts, or in none.
 
-    | written | meaning |
+    | pattern | meaning |
     |---|---|
     | `glob:shards/{000..007}.tar` | braces are expanded, then `*`, `?`, `[…]` (in a folder) and `**` (across folders) |
-    | `re:shard_00[89]` | a regular expression, found anywhere in the path; its braces are its own |
+    | `re:shard_00[89]` | a regular expression, found anywhere in the path; braces are part of the expression |
     | `shards/00{8,9}.*` | as in Energon: braces, then regular expressions that match the beginning of the path |
 
-    Raises SplitError if a pattern matches nothing: a part that is silently smaller, or empty, would not be noticed, and
-    ConfigError if a pattern is malformed.
+    Raises SplitError if a pattern matches nothing, because a smaller or empty part would go unnoticed, and ConfigError
+    if a pattern is malformed.
     """
     if not patterns:
-        raise ConfigError("split patterns: give at least one, such as {'train': 'glob:shards/*.tar'}.")
+        raise ConfigError("split patterns: pass at least one, such as {'train': 'glob:shards/*.tar'}.")
     parts: dict[str, tuple[str, ...]] = {}
     for name, written in patterns.items():
         chosen: set[str] = set()
@@ -189,7 +189,7 @@ def split_by_patterns(shards: Sequence[str], patterns: Mapping[str, str | Sequen
 
 
 def compile_pattern(pattern: str) -> Callable[[str], bool]:
-    """Make the test for one pattern of the table above. Raises ConfigError."""
+    """Compile one pattern of the table above into a predicate. Raises ConfigError."""
     try:
         if pattern.startswith("re:"):
             regex = re.compile(pattern.removeprefix("re:"))
@@ -217,29 +217,29 @@ def _nothing_matched(name: str, pattern: str, shards: Sequence[str]) -> str:
     if not pattern.startswith(("glob:", "re:")):
         as_glob = compile_pattern(f"glob:{pattern}")
         if any(as_glob(shard) for shard in shards):
-            hint = f" As a shell pattern it would match: write {name}:glob:{pattern}."
+            hint = f" As a shell pattern it matches: write {name}:glob:{pattern}."
     return (
         f"split part {name!r}: pattern {pattern!r} matches none of the {len(shards)} shards "
-        f"({shards[0]} … {shards[-1]}).{hint} Patterns are compared with paths relative to the dataset."
+        f"({shards[0]} … {shards[-1]}).{hint} Patterns are matched against paths relative to the dataset."
     )
 
 
 def shards_per_part(shard_count: int, ratio: Mapping[str, float]) -> dict[str, int]:
-    """Say how many of `shard_count` shards each part gets: the counts add up to `shard_count`.
+    """The number of shards of each part; the counts add up to `shard_count`.
 
-    The largest-remainder method on exact fractions of the decimal text: 7, 2, 1 of ten shards are seven, two and one,
-    where a running sum of floats (0.7 + 0.2 + 0.1 < 1) would drop the last one.
+    Uses the largest-remainder method on exact fractions of the decimal text. Ratios 7, 2, 1 split ten shards into
+    seven, two and one; a running sum of floats (0.7 + 0.2 + 0.1 < 1) would drop the last one.
 
-    Parts with a ratio of 0 are left out. The others get at least one shard each; beyond that a count differs from the
-    exact share by less than one, except where a larger part gave a shard up for that minimum. Of equal remainders the
+    Parts with a ratio of 0 are left out. Each other part gets at least one shard. Beyond that, a count differs from
+    the exact share by less than one, except if a larger part gave up a shard for that minimum. Of equal remainders, the
     earlier part comes first. Raises SplitError.
     """
     shares = {name: Fraction(str(value)) for name, value in ratio.items() if value > 0}
     if shard_count < len(shares):
         raise SplitError(
-            f"{counted(shard_count, 'shard')} cannot be dealt to {len(shares)} parts "
-            f"({', '.join(shares)}): each needs at least one. Give a split ratio with fewer parts (1,0,0 puts all into "
-            f"train), or write the data into more shards."
+            f"{counted(shard_count, 'shard')} cannot be split into {len(shares)} parts "
+            f"({', '.join(shares)}): each needs at least one shard. Pass a split ratio with fewer parts (1,0,0 puts "
+            f"all into train), or write the data into more shards."
         )
     total = sum(shares.values())
     exact = {name: share * shard_count / total for name, share in shares.items()}
@@ -255,7 +255,7 @@ def shards_per_part(shard_count: int, ratio: Mapping[str, float]) -> dict[str, i
 
 
 def split_by_ratio(shards: Sequence[str], ratio: Mapping[str, float] | Sequence[float]) -> dict[str, tuple[str, ...]]:
-    """Cut the list of shards, in its order, into consecutive parts of the sizes of `shards_per_part`: none is lost."""
+    """Cut the list of shards, in order, into consecutive parts with the sizes of `shards_per_part`."""
     rest = iter(shards)
     counts = shards_per_part(len(shards), name_ratio(ratio))
     return {name: tuple(itertools.islice(rest, count)) for name, count in counts.items()}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring: one more number of every sample, by a function of the user's or from a file, kept as a column.
+"""Measure columns: one number per sample, from a user's function or a file.
 
-The samples are cut into pieces of some thousand, which an executor measures; a piece that takes long comes back in
-parts. What comes back is appended here to a log beside the columns, so that a run that was killed, or whose function
-failed on one sample, goes on where it was. When all samples are there the columns are written and put in place.
+Samples are cut into pieces of a few thousand, which an executor measures. A slow piece is returned in parts. Results
+are appended to a log beside the columns. A run that was killed, or whose function failed on one sample, therefore
+continues where it stopped. Once all samples are measured, the columns are written and published.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from energon_grain.forms import Form
 from energon_grain.prepare.attach import NUMBER, Numbers, as_numbers, attach_column
 from energon_grain.prepare.executors import outcomes, own_executor
 from energon_grain.prepare.samples import Columns, MeasurableSource
-from energon_grain.prepare.scan import RecordLog, as_record, take_apart
+from energon_grain.prepare.scan import RecordLog, as_record, split_record
 from energon_grain.prepare.summary import ColumnSummary, summarize_columns
 from energon_grain.prepare.writing import preparation_lock
 from energon_grain.samplers.hashing import fold
@@ -60,37 +60,37 @@ _PIECE_BYTES = 32 << 20
 _PIECE_SAMPLES = 1 << 16
 _LEAST_PIECE_SAMPLES = 256
 _LEAST_PIECES = 32
-_SIZES_LOOKED_AT = 1000
+_SIZE_SAMPLES = 1000
 _READ_BYTES = 8 << 20
 _READ_SAMPLES = 1 << 10
 _FIRST_READ = 16
 _LONG_READ_S = 0.5
 _BUDGET_S = 10.0
-"""After so long a worker gives back what it has of a piece: what a kill costs, and how often progress shows."""
+"""Time after which a worker returns a partial result: limits the loss after a kill, and sets the progress interval."""
 _AHEAD = 1024
 _COMPARED = 32
-"""Samples of a column that a function is asked for again, before it is asked for appended ones alone."""
+"""Number of samples measured again before the function is called for appended samples only."""
 _COST_BYTES = 512
-"""Calling a function counts as reading so many bytes, where it is asked whether starting processes is worth it."""
+"""Assumed cost of one function call, in bytes read; decides whether starting processes is worthwhile."""
 _LOG_NAME, _STAGING = ".measure-{}.log", ".measure-staging"
 _WHEN_FULL = (
-    "a column takes 8 bytes a sample, and as much again while it is made: free some and run the command again, which "
-    "continues"
+    "a column takes 8 bytes a sample, and the same again while it is built: free some space and run the command again; "
+    "it continues where it stopped"
 )
 _WHEN_READ_ONLY = (
-    "columns are kept beside the data, or in the cache folder ($XDG_CACHE_HOME, else ~/.cache) where nothing can be "
-    "written there: let one of the two be writable"
+    "columns are stored beside the data, or in the cache folder ($XDG_CACHE_HOME, else ~/.cache) if the data are "
+    "read-only: make one of the two writable"
 )
 _NUMBERS = Form(tuple[int, int, bytes])
 
 
 def column_function(*, version: int = 1, batched: bool = False) -> Callable[[F], F]:
-    """Say more of a function that measures samples.
+    """Declare properties of a function that measures samples.
 
     Args:
-        version: Kept with its columns. Raise it when the function gives other numbers than before.
-        batched: It takes a list of samples, up to 1,024 of them and about 8 MB, each a dict of its parts, and returns
-            as many numbers, in their order: for tokenizers and models, which are quicker on many at once.
+        version: Stored with its columns. Raise it when the function returns other numbers than before.
+        batched: The function takes a list of samples, up to 1,024 and about 8 MB, each a dict of its parts, and returns
+            one number per sample, in order. Useful for tokenizers and models, which are faster on batches.
     """
 
     def mark(function: F) -> F:
@@ -102,7 +102,7 @@ def column_function(*, version: int = 1, batched: bool = False) -> Callable[[F],
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """One column to be measured."""
+    """A column to measure."""
 
     name: str
     function: Function
@@ -114,7 +114,7 @@ class Measurement:
     def of(cls, name: str, function: Function | str, version: int | None) -> Measurement:
         found = imported(function, f"the column {name!r}", "function") if isinstance(function, str) else function
         if not callable(found):
-            raise ConfigError(f"the column {name!r}: {function!r} cannot be called")
+            raise ConfigError(f"the column {name!r}: {function!r} is not callable; pass a function or its module:name")
         named = function if isinstance(function, str) else _name_of(found)
         return cls(
             name=name,
@@ -126,7 +126,7 @@ class Measurement:
 
 
 def _name_of(function: Any) -> str:
-    """`module:name` of a function, or of the class of something else that can be called."""
+    """`module:name` of a function, or of the class of another callable."""
     made = function if hasattr(function, "__qualname__") else type(function)
     module = made.__module__
     if module == "__main__":
@@ -138,7 +138,7 @@ def _name_of(function: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasureProgress:
-    """How far measuring is: samples, those of an interrupted run included."""
+    """Progress of measuring, in samples; includes those of an interrupted run."""
 
     done: int
     total: int
@@ -146,15 +146,15 @@ class MeasureProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasureReport:
-    """What was measured.
+    """Result of measuring.
 
     Attributes:
         path: The dataset, its path or URL.
-        samples: How many it has.
-        columns: What each new column holds.
-        samples_reused: Those that an interrupted run had measured already, or that a column was of before shards were
-            appended.
-        notes: What the caller should know though it is no error.
+        samples: Number of samples in the dataset.
+        columns: Summary of each new column.
+        samples_reused: Number of samples measured by an interrupted run, or taken from a column that existed before
+            shards were appended.
+        notes: Notes for the user that are not errors.
         elapsed_s: Wall-clock time.
     """
 
@@ -174,7 +174,7 @@ def carry_out(
     executor: Executor | None,
     progress: Callable[[MeasureProgress], None] | None,
 ) -> MeasureReport:
-    """Make the columns of a plan; `opened` opens the samples, anew each time. See `measure_dataset`."""
+    """Build the columns of a plan; `opened` opens the samples, each time a new source. See `measure_dataset`."""
     begun_s = time.perf_counter()
     source = opened()
     with contextlib.ExitStack() as stack:
@@ -187,9 +187,9 @@ def carry_out(
             notes += attach_column(stage, name, file, source)
         log = stack.enter_context(contextlib.closing(plan.log(folder.local, source))) if plan.measures else None
         if log is not None:
-            _begin_with(log, held, source, plan.measures, plan.parts)
-            reused, tell = log.samples, progress or (lambda _: None)
-            _measure(source, plan.measures, log, num_workers=num_workers, executor=executor, tell=tell)
+            _reuse_known(log, held, source, plan.measures, plan.parts)
+            reused, notify = log.samples, progress or (lambda _: None)
+            _measure(source, plan.measures, log, num_workers=num_workers, executor=executor, notify=notify)
             plan.stage(stage, log)
         put, remove = stage.finish(held.content_id)
         folder.put_in_place(staging, put=put, remove=remove)
@@ -210,9 +210,9 @@ def carry_out(
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurePlan:
-    """Which columns are made of which dataset: `measures` by functions, `files` from files or arrays.
+    """The columns to build for a dataset: `measures` by functions, `files` from files or arrays.
 
-    `wanted` are the parts as the caller gave them, `parts` the same, sorted.
+    `wanted` holds the parts as the caller passed them, `parts` the same, sorted.
     """
 
     location: str
@@ -239,7 +239,7 @@ class MeasurePlan:
 
     @property
     def names(self) -> list[str]:
-        """Of all columns."""
+        """Names of all columns."""
         return [*(each.name for each in self.measures), *self.files]
 
     def log(self, folder: Path, source: MeasurableSource) -> _Log:
@@ -253,7 +253,7 @@ class MeasurePlan:
         return _Log(folder / own)
 
     def stage(self, stage: ColumnStage, log: _Log) -> None:
-        """Write the columns that were measured into the staging folder."""
+        """Write the measured columns into the staging folder."""
         writers = [
             stage.new(each.name, log.dtype(place), function=each.named, version=each.version, parts=self.parts)
             for place, each in enumerate(self.measures)
@@ -265,19 +265,19 @@ class MeasurePlan:
 
 def _check_names(path: str | os.PathLike[str], names: Sequence[str]) -> None:
     if not names:
-        raise ConfigError(f"{path}: no column to measure was given, as tokens=my_module:count_tokens")
+        raise ConfigError(f"{path}: no column to measure; pass one, such as tokens=my_module:count_tokens")
     for name in names:
         if not _NAME.fullmatch(name) or name.partition(".")[0] == SIZES or names.count(name) > 1:
-            taken = "given twice" if names.count(name) > 1 else "no name for a column"
+            taken = "given twice" if names.count(name) > 1 else "not a valid column name"
             raise ConfigError(
-                f"{name!r} is {taken}: a name is made of letters, digits and underscores, with dots between, and "
-                f"`{SIZES}` and those that begin with `{SIZES}.` are taken by the sizes of parts"
+                f"{name!r} is {taken}: use letters, digits, underscores and dots between them; `{SIZES}` and names "
+                f"that begin with `{SIZES}.` are reserved for the sizes of parts"
             )
 
 
 @contextlib.contextmanager
 def _staging(folder: ColumnFolder, location: str) -> Generator[Path]:
-    """An empty folder for new columns, under the lock of the dataset; it is removed at the end."""
+    """An empty folder for new columns, under the lock of the dataset; it is removed on exit."""
     local = folder.local
     with explaining_writes(local, full=_WHEN_FULL, read_only=_WHEN_READ_ONLY), naming_when_full(local):
         local.mkdir(parents=True, exist_ok=True)
@@ -292,27 +292,27 @@ def _staging(folder: ColumnFolder, location: str) -> Generator[Path]:
 
 
 def _place_for_columns(source: MeasurableSource, names: Collection[str]) -> KeptColumns:
-    """Where its columns are kept. Raises ConfigError where there is no place, or a name is that of another column."""
+    """Where the columns are stored. Raises ConfigError if the kind stores none, or a name is taken."""
     if source.kept is None:
-        raise ConfigError(f"{source.path}: data of this kind keep no columns beside them; write the numbers into them")
+        raise ConfigError(f"{source.path}: this kind of data cannot store columns; write the numbers into the data")
     taken = next((name for name in names if name in source.columns and name not in source.kept), None)
     if taken is not None:
-        raise ConfigError(f"{source.path}: has a column {taken!r} of its own; call the new one otherwise")
+        raise ConfigError(f"{source.path}: already has its own column {taken!r}; choose another name for the new one")
     return source.kept
 
 
 def _about_place(folder: ColumnFolder) -> list[str]:
-    """What is to be known where columns do not lie beside the data."""
-    if folder.local != folder.here_alone.local:
+    """A note if the columns are not stored beside the data."""
+    if folder.local != folder.machine_local.local:
         return []
     return [
-        f"nothing can be written beside the data, so the columns lie in {folder.local}, for this machine alone: on "
-        "every other host of a run they are to be measured, too"
+        f"the folder of the data is read-only, so the columns are in {folder.local}, on this machine only: measure "
+        "them on every other host of a run, too"
     ]
 
 
 def _remove_unnamed(folder: ColumnFolder) -> None:
-    """Remove files of columns that a run put in place that was killed before it named them."""
+    """Remove column files of a run that was killed before it recorded them."""
     if folder.mirrored is None:
         named = {each.file for each in folder.read().values()}
         for file in (folder.local / COLUMNS_FOLDER).glob("*.npy"):
@@ -321,10 +321,10 @@ def _remove_unnamed(folder: ColumnFolder) -> None:
 
 
 class _Log(RecordLog):
-    """What was measured so far: records of the numbers of some samples.
+    """Log of measured numbers: each record holds the numbers of some samples.
 
-    The head says the first sample, how many there are, and of each column whether it is of int64 or of float64 (`i`,
-    `f`); the body has the numbers of each column.
+    The head holds the first sample, the number of samples, and for each column whether it is int64 or float64 (`i`,
+    `f`). The body holds the numbers of each column.
     """
 
     def __init__(self, path: Path) -> None:
@@ -333,7 +333,7 @@ class _Log(RecordLog):
 
     def _note(self, record: bytes, at: int) -> None:
         try:
-            self._found.append((*_NUMBERS.from_msgpack(bytes(take_apart(record, check=False)[0])), at))
+            self._found.append((*_NUMBERS.from_msgpack(bytes(split_record(record, check=False)[0])), at))
         except msgspec.MsgspecError as error:
             raise ValueError(str(error)) from error
 
@@ -342,7 +342,7 @@ class _Log(RecordLog):
         return sum(count for _, count, _, _ in self._found)
 
     def missing(self, total: int) -> Iterator[tuple[int, int]]:
-        """The runs of samples, [begin, stop), that are not."""
+        """The runs of samples, [begin, stop), that are not measured yet."""
         begin = 0
         for first, count, _, _ in sorted(self._found):
             if begin < first:
@@ -352,22 +352,22 @@ class _Log(RecordLog):
             yield begin, total
 
     def dtype(self, place: int) -> type[np.int64 | np.float64]:
-        """The type of a column: int64 where all of its numbers are ints."""
+        """The type of a column: int64 if all of its numbers are ints."""
         return np.float64 if any(kinds[place : place + 1] == b"f" for _, _, kinds, _ in self._found) else np.int64
 
     def add_numbers(self, begin: int, values: Sequence[Numbers]) -> None:
-        """Append the numbers of samples from `begin` on."""
+        """Append the numbers of samples, starting at `begin`."""
         kinds = b"".join(b"f" if each.dtype.kind == "f" else b"i" for each in values)
         data = b"".join(np.ascontiguousarray(each).tobytes() for each in values)
         self.add(as_record(msgspec.msgpack.encode((begin, len(values[0]), kinds)), data))
 
     def in_order(self) -> Iterator[list[Numbers]]:
-        """The numbers of each column, record by record, by the samples."""
+        """The numbers of each column, record by record, in sample order."""
         for _, count, kinds, at in sorted(self._found):
             try:
-                _, data = take_apart(self._read(at))
+                _, data = split_record(self._read(at))
             except ValueError as error:
-                raise StaleIndexError(f"{self._path}: was changed while it was in use; measure again") from error
+                raise StaleIndexError(f"{self._path}: was changed during the run; measure again") from error
             types = [np.float64 if kind == ord("f") else np.int64 for kind in kinds]
             yield [np.frombuffer(data, dtype, count, 8 * count * place) for place, dtype in enumerate(types)]
 
@@ -375,12 +375,12 @@ class _Log(RecordLog):
         self._path.unlink()
 
 
-def _begin_with(
+def _reuse_known(
     log: _Log, held: KeptColumns, source: MeasurableSource, measures: Sequence[Measurement], parts: tuple[str, ...]
 ) -> None:
-    """Begin an empty log with the numbers of the samples from before shards were appended.
+    """Fill an empty log with the numbers of samples that existed before shards were appended.
 
-    The functions must return the same numbers for a few of these samples.
+    The functions must return the same numbers as before for a few of these samples.
     """
     if log.samples:
         return
@@ -389,7 +389,7 @@ def _begin_with(
         found = held.of_first(measure.name)
         made = (measure.named, measure.version, parts)
         if found is None or (found[0].function, found[0].version, found[0].parts) != made or "<" in measure.named:
-            return  # a name with <lambda> or <locals> may be that of several functions
+            return  # a name with <lambda> or <locals> may belong to several functions
         known.append(found[1])
     first = min(map(len, known))
     some = np.unique(np.linspace(0, first - 1, _COMPARED).astype(np.int64))
@@ -405,7 +405,7 @@ def _begin_with(
 
 @lru_cache(maxsize=2)
 def _reading(pickled: bytes, process: int) -> MeasurableSource:
-    return pickle.loads(pickled)  # which raises where there are other samples than in the process that began
+    return pickle.loads(pickled)  # raises if the samples differ from those in the parent process
 
 
 def _measure(
@@ -415,11 +415,11 @@ def _measure(
     *,
     num_workers: int | None,
     executor: Executor | None,
-    tell: Callable[[MeasureProgress], None],
+    notify: Callable[[MeasureProgress], None],
 ) -> None:
-    """Measure what is missing in the log."""
+    """Measure the samples that are missing in the log."""
     total = len(source)
-    some = np.unique(np.linspace(0, total - 1, min(_SIZES_LOOKED_AT, total)).astype(np.int64))
+    some = np.unique(np.linspace(0, total - 1, min(_SIZE_SAMPLES, total)).astype(np.int64))
     size_bytes = int(source.sizes(some).mean() * total)
     each = min(_PIECE_SAMPLES, max(1, _PIECE_BYTES * total // max(size_bytes, 1)))
     each = max(min(each, -(-total // _LEAST_PIECES)), min(each, _LEAST_PIECE_SAMPLES))
@@ -434,7 +434,7 @@ def _measure(
         else:
             ahead = _AHEAD if num_workers is None else max(1, num_workers)
         stack.callback(_reading.cache_clear)
-        tell(MeasureProgress(done=log.samples, total=total))
+        notify(MeasureProgress(done=log.samples, total=total))
 
         def keep(task: tuple[int, int], values: list[Numbers] | Exception) -> None:
             if not isinstance(values, Exception):
@@ -452,42 +452,42 @@ def _measure(
             for (begin, stop), values in results:
                 if isinstance(values, Exception):
                     failed.append(values)
-                    break  # the function is to be mended; what others have done by then is kept
+                    break  # the user must fix the function; finished results of other workers are kept
                 log.add_numbers(begin, values)
                 if len(values[0]) < stop - begin:
                     tasks.appendleft((begin + len(values[0]), stop))
-                tell(MeasureProgress(done=log.samples, total=total))
+                notify(MeasureProgress(done=log.samples, total=total))
     if failed:
         raise failed[0]
 
 
 def _processes(measures: Sequence[Measurement], num_workers: int | None) -> int | None:
-    """Number of processes; none where functions cannot be called in others. Raises ConfigError."""
-    if not _only_here(measures):
+    """Number of processes; 0 if the functions cannot be called in other processes. Raises ConfigError."""
+    if not _needs_main_program(measures):
         return num_workers
     if num_workers:
         raise ConfigError(
-            "functions of the program itself, and others that cannot be pickled, cannot be called in other "
-            "processes: put them into a module, or measure with num_workers=0"
+            "functions of the main program, and others that cannot be pickled, cannot be called in other processes: "
+            "move them into a module, or measure with num_workers=0"
         )
     return 0
 
 
-def _only_here(measures: Sequence[Measurement]) -> bool:
-    """Whether functions cannot be sent to other processes, which do not know this program."""
+def _needs_main_program(measures: Sequence[Measurement]) -> bool:
+    """Whether functions cannot be sent to other processes, which do not import the main program."""
     try:
         return b"__main__" in pickle.dumps([each.function for each in measures])
-    except Exception:  # each class has its own way to say that it cannot be pickled
+    except Exception:  # each class has its own error for pickling
         return True
 
 
 def measure_piece(
     pickled: bytes, measures: Sequence[Measurement], begin: int, stop: int, storage: StorageSettings
 ) -> list[Numbers] | Exception:
-    """Measure samples [begin, stop), or as many of the first of them as take ten seconds.
+    """Measure samples [begin, stop), or the part of them that takes ten seconds.
 
-    What is wrong with a sample or the data is returned. So whatever is raised is a fault of the worker, and worth
-    another try.
+    Errors in a sample or the data are returned. A raised exception is therefore a fault of the worker and worth a
+    retry.
 
     Returns:
         (n,) numbers of each column, 0 < n ≤ stop - begin.
@@ -520,25 +520,25 @@ def measure_piece(
 
 
 def measured(measure: Measurement, samples: list[Parts], place: Callable[[int], str]) -> Numbers:
-    """(n,) what a function says of samples.
+    """(n,) the numbers that a function returns for samples.
 
     Args:
         measure: The function.
-        samples: What it gets.
-        place: Says where one of them lies.
+        samples: Its input.
+        place: Returns the location of a sample, for messages.
 
-    Raises FatalSampleError: it raised, or gave no number.
+    Raises FatalSampleError: it raised, or returned something that is not a number.
     """
 
     def unfit(row: int, what: str) -> FatalSampleError:
         return FatalSampleError(
             f"{place(row)}: {measure.named}, for the column {measure.name!r}, {what}. A function takes the parts of a "
-            "sample as bytes, by their names, and returns a number, or None where a sample has none. What was measured "
-            "is kept: mend the function, and run the same command again"
+            "sample as bytes, by name, and returns a number, or None for a sample without one. Finished results are "
+            "kept: fix the function, and run the same command again"
         )
 
     row = 0
-    samples = [dict(each) for each in samples]  # what one function takes out of them others still find
+    samples = [dict(each) for each in samples]  # one function may remove parts that the others need
     try:
         if measure.batched:
             values: Any = measure.function(samples)
@@ -547,18 +547,18 @@ def measured(measure: Measurement, samples: list[Parts], place: Callable[[int], 
             values, count = [], len(samples)
             for row, sample in enumerate(samples):  # noqa: B007 (which one raised)
                 values.append(measure.function(sample))
-    except Exception as error:  # whatever it may be
+    except Exception as error:  # a user's function may raise any exception
         *_, at = traceback.extract_tb(error.__traceback__)
-        said = f"{type(error).__name__}: {error} ({os.path.basename(at.filename)}:{at.lineno})"
-        raise unfit(row, f"{_given(measure, samples)}raised {said}") from error
+        cause = f"{type(error).__name__}: {error} ({os.path.basename(at.filename)}:{at.lineno})"
+        raise unfit(row, f"{_given(measure, samples)}raised {cause}") from error
     if count != len(samples):
-        raise unfit(0, f"{_given(measure, samples)}gave {count} numbers")
+        raise unfit(0, f"{_given(measure, samples)}returned {count} numbers")
     numbers = as_numbers(values)
     if isinstance(numbers, int):
         value = values[numbers]
-        raise unfit(numbers, f"gave {value!r:.100} ({type(value).__name__}), which is no {NUMBER}")
+        raise unfit(numbers, f"returned {value!r:.100} ({type(value).__name__}), which is not a {NUMBER}")
     return numbers
 
 
 def _given(measure: Measurement, samples: list[Parts]) -> str:
-    return f"of {len(samples)} samples from this one on, " if measure.batched else ""
+    return f"called with {len(samples)} samples from this one on, " if measure.batched else ""

@@ -37,7 +37,7 @@ import msgspec
 from energon_grain.errors import ConfigError, DecodingError, ReadError
 from energon_grain.prepare.containers import Sample
 from energon_grain.prepare.dataset_definition import IMAGE_PARTS, VIDEO_PARTS
-from energon_grain.prepare.listing import list_files
+from energon_grain.prepare.listing import list_files, shards_per_part
 from energon_grain.prepare.write_shards import parts_of
 from energon_grain.sources.kinds import streaming_kind
 from energon_grain.storage.epath import EPath
@@ -137,6 +137,17 @@ class MediaFolder:
                 f"{len(self.left_out):,} {'files belong' if several else 'file belongs'} to no sample and "
                 f"{'were' if several else 'was'} left out, such as {self.left_out[0]}"
             )
+
+    def split_by(self, ratio: Mapping[str, float]) -> MediaFolder:
+        """Give each sample a split part, by a hash of its key, so that every part has samples of all classes.
+
+        The numbers of samples follow the ratio, see `shards_per_part`. Raises SplitError if a part would be empty.
+        """
+        counts = shards_per_part(len(self.samples), ratio)
+        parts = [name for name, count in counts.items() for _ in range(count)]
+        by_hash = sorted(self.samples, key=lambda sample: hashlib.blake2b(sample.key.encode(), digest_size=8).digest())
+        samples = [replace(sample, split=part) for sample, part in zip(by_hash, parts, strict=True)]
+        return replace(self, samples=sorted(samples, key=lambda sample: (sample.split, sample.key)))
 
     def shards(self, shard_samples: int, shard_bytes: int) -> Iterator[tuple[str, int, list[LooseSample]]]:
         """Cut the samples into shards: name without ending, bytes, samples. A shard has samples of one split part.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gathering what is known of media: from the headers of files in tars and folders into columns, and indices of videos.
+"""Collect media metadata from the headers of files in tars and folders, into columns; and build video indices.
 
-Of a file its first 16 KiB are read, and more only where its header goes on behind these. A file whose header is damaged
-has no metadata; how many these are, and a few of them, is told with the scan.
+The first 16 KiB of a file are read, and more only if its header is longer. A file with a damaged header has no
+metadata; the scan reports the number of such files and lists a few.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from energon_grain.storage.settings import storage_settings
 
 LISTED_FAILURES = 5
 _MOST_PARTS = 16
-"""With media in more kinds of parts than so many, none of these has columns of its own."""
+"""With media in more part names than this, no part gets its own columns."""
 _ReadAt = Callable[[int, int], bytes]
 _logger = logging.getLogger("energon_grain")
 
 
 @dataclass(slots=True)
 class _Found:
-    """What was found so far."""
+    """Media found so far."""
 
     part: list[int] = field(default_factory=list)
     is_av: list[bool] = field(default_factory=list)
@@ -52,8 +52,10 @@ class _Found:
     failures: int = 0
     listed: list[str] = field(default_factory=list)
 
-    def look(self, row: int, name: str, size_bytes: int, head: bytes, read_at: _ReadAt, by: MediaFilterConfig) -> None:
-        """Look at the file that is row `row` of the parts."""
+    def add_file(
+        self, row: int, name: str, size_bytes: int, head: bytes, read_at: _ReadAt, by: MediaFilterConfig
+    ) -> None:
+        """Read the header of the file that is row `row` of the parts."""
         try:
             metadata = read_header(head, size_bytes, read_at, name, by)
         except DecodingError as error:
@@ -74,31 +76,31 @@ class _Found:
 def media_in_shard(
     container: Container, path: str, scan: ShardScan, by: MediaFilterConfig
 ) -> tuple[MediaRows, int, list[str]]:
-    """Look for media among the parts of a shard that was scanned, whose parts have offsets.
+    """Read the headers of media among the parts of a scanned shard whose parts have offsets.
 
-    Raises OSError, and StaleIndexError if it changed since.
+    Returns the metadata, the number of damaged headers, and messages about the first few.
 
-    Gives what is known of them, how many have damaged headers, and what is wrong with the first few.
+    Raises OSError, and StaleIndexError if the shard changed after the scan.
     """
     found = _Found()
     with container.open_bytes(path) as shard:
         data = shard.data
         if shard.size_bytes != scan.size_bytes or data.generation != scan.generation:
-            raise StaleIndexError(f"{path}: changed while it was scanned. Prepare again when nothing writes to it.")
+            raise StaleIndexError(f"{path}: changed during the scan. Run prepare again when no process writes to it.")
         mean_bytes = scan.size_bytes / max(len(scan.part_offset), 1)
-        read = data.alone if mean_bytes >= data.pass_over_bytes else data.near
+        read = data.read_random if mean_bytes >= data.skip_bytes else data.read_sequential
         for row, name, offset, size_bytes in _candidates(scan, by):
             head = read(offset, min(size_bytes, HEADER_BYTES))
 
             def read_at(at: int, count: int, offset: int = offset) -> bytes:
-                return data.alone(offset + at, count)
+                return data.read_random(offset + at, count)
 
-            found.look(row, name, size_bytes, head, read_at, by)
+            found.add_file(row, name, size_bytes, head, read_at, by)
     return found.rows(), found.failures, found.listed
 
 
 def _candidates(scan: ShardScan, by: MediaFilterConfig) -> Iterator[tuple[int, str, int, int]]:
-    """Row, name, offset and size of each part that the filter takes by its name."""
+    """Row, name, offset and size of each part whose name passes the filter."""
     keys = scan.keys()
     sample = np.repeat(np.arange(len(scan)), np.diff(scan.part_start))
     if by.patterns:
@@ -114,14 +116,14 @@ def _candidates(scan: ShardScan, by: MediaFilterConfig) -> Iterator[tuple[int, s
 
 
 def media_in_files(root: str, names: Sequence[str], by: MediaFilterConfig) -> tuple[ShardScan, int, list[str]]:
-    """Look for media among files of a folder or below a URL, which are samples of one part with the names as keys.
+    """Read the headers of files in a folder or below a URL. Each file is a sample with one part; its key is the name.
 
-    Gives a scan of them; how many have damaged headers, and what is wrong with the first few. Raises OSError.
+    Returns a scan of the files, the number of damaged headers, and messages about the first few. Raises OSError.
     """
     found, sizes = _Found(), list[int]()
     for row, (name, (size_bytes, head, read_at)) in enumerate(zip(names, _opened(root, names), strict=True)):
         sizes.append(size_bytes)
-        found.look(row, name, size_bytes, head, read_at, by)
+        found.add_file(row, name, size_bytes, head, read_at, by)
     keys = [name.encode("utf-8", "surrogateescape") for name in names]
     rows, zeros = np.arange(len(names) + 1), np.zeros(len(names), np.int64)
     scan = ShardScan(
@@ -140,7 +142,7 @@ def media_in_files(root: str, names: Sequence[str], by: MediaFilterConfig) -> tu
 
 
 def _opened(root: str, names: Sequence[str]) -> Iterator[tuple[int, bytes, _ReadAt]]:
-    """Size, first bytes, and what reads others, of each file."""
+    """Size, first bytes, and a reader for other ranges, of each file."""
     if is_url(root):
         client = shared_client(storage_settings())
 
@@ -154,9 +156,9 @@ def _opened(root: str, names: Sequence[str]) -> Iterator[tuple[int, bytes, _Read
             try:
                 found = client.read(ObjectRange(url, 0, HEADER_BYTES))
             except RangeError:
-                found = client.read(ObjectRange(url))  # it is smaller than that
+                found = client.read(ObjectRange(url))  # the object is smaller
             if found is None or found.data is None or found.size_bytes is None:
-                raise FileNotFoundError(f"{url}: there is no such object any more")
+                raise FileNotFoundError(f"{url}: the object was deleted after it was listed; run the command again")
             return found.size_bytes, found.data, read_at
 
         yield from client.map(begin, names)
@@ -183,7 +185,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "sample_rate": ("audio_sample_rate",),
     "channels": ("audio_channels",),
 }
-"""By name, what of metadata each holds: the first that is known."""
+"""Column name to the metadata fields it may hold; the first known one is used."""
 
 
 def write_media_columns(
@@ -195,14 +197,14 @@ def write_media_columns(
     *,
     before: ColumnarIndex | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Write what is known of media as columns of a dataset; those that would hold nothing are left out.
+    """Write media metadata as columns of a dataset; empty columns are left out.
 
-    `width` is that of the first part of a sample that has one. Where media are in parts of several names, but not of
-    hundreds, each has columns of its own as well, `width.jpg`. Gives what a commit is to put, and to remove.
+    `width` is that of the first part of a sample that has one. If media are in parts of several names (at most 16),
+    each name also gets its own columns, such as `width.jpg`. Returns the paths that a commit should add and remove.
 
-    With `before`, the dataset until now, the first scans are of its shards, and were not looked at: what the columns
-    say of these stays. Where it had no columns of media, or damaged ones, none are made; and where it had none for each
-    part, there are none for each now.
+    With `before`, the dataset's previous index, the first scans are of its shards and hold no media: their values are
+    copied from the existing columns. If the dataset had no media columns, or damaged ones, none are written. If it had
+    no columns per part, none per part are written.
     """
     held = {} if before is None else _held(dataset, before)
     if before is not None and not held:
@@ -222,14 +224,14 @@ def write_media_columns(
 
 
 def _own_parts(held: Mapping[str, Any], parts: Sequence[str]) -> list[str]:
-    """Names of parts that have columns of their own: as until now, or where there are several, but not hundreds."""
+    """Names of parts with their own columns: the previous ones, or all if there are several (at most 16)."""
     before = {name.partition(".")[2] for name in held} - {""}
     named = sorted({*before, *parts}) if held else list(parts)
     return named if (before or not held) and 1 < len(named) <= _MOST_PARTS else []
 
 
 class _MediaColumns:
-    """Columns of media being written, shard by shard: one set of all media, and one of each part in `own`."""
+    """Media columns being written, shard by shard: one set for all media, and one for each part in `own`."""
 
     def __init__(self, stage: ColumnStage, own: Sequence[str]) -> None:
         self._stage, self._own = stage, {part: number for number, part in enumerate(own)}
@@ -242,12 +244,12 @@ class _MediaColumns:
         self._known[name] += int(np.count_nonzero(~np.isnan(numbers)))
 
     def keep(self, held: Mapping[str, npt.NDArray[Any]], rows: slice, samples: int) -> None:
-        """Take over what the columns say of the samples of a shard."""
+        """Copy the existing values for the samples of a shard."""
         for name in self._writers:
             self._append(name, held[name][rows] if name in held else np.full(samples, np.nan))
 
     def add(self, scan: ShardScan) -> None:
-        """Add what the headers in a shard say."""
+        """Add the values from the headers in a shard."""
         assert scan.media is not None
         values = _values(scan.media)
         sample = np.searchsorted(scan.part_start, scan.media.part, side="right") - 1
@@ -259,18 +261,18 @@ class _MediaColumns:
                 rows, found = sample[chosen], values[chosen, column]
                 there = ~np.isnan(found)
                 full = np.full(len(scan), np.nan)
-                full[rows[there][::-1]] = found[there][::-1]  # of several the first
+                full[rows[there][::-1]] = found[there][::-1]  # the first of several wins
                 self._append(f"{name}.{owner}" if owner else name, full)
 
     def drop_unknown(self) -> None:
-        """Drop columns without any number."""
+        """Drop columns without any value."""
         for name, known in self._known.items():
             if not known:
                 self._stage.drop(name)
 
 
 def _held(dataset: DataFolder, index: ColumnarIndex) -> dict[str, npt.NDArray[Any]]:
-    """The columns of media that a dataset has of all its samples; none where one of them is damaged."""
+    """The media columns of a dataset for all its samples; empty if one of them is damaged."""
     try:
         columns = KeptColumns(ColumnFolder.of(dataset), Measured.of(index))
         everything = slice(0, columns.samples)
@@ -278,18 +280,18 @@ def _held(dataset: DataFolder, index: ColumnarIndex) -> dict[str, npt.NDArray[An
         stored = columns.stored.items()
         return {name: columns.at(name, everything) for name, each in stored if (each.function, each.version) == made}
     except IndexFileError as error:
-        _logger.warning("nothing is taken over from columns of media: %s", error)
+        _logger.warning("existing media columns are damaged and are not reused: %s", error)
         return {}
 
 
 def media_numbers(metadata: ImageMetadata | AVMetadata) -> dict[str, float | None]:
-    """What the columns of media say of one file."""
+    """The values of one file for the media columns."""
     known = metadata.to_dict()
     return {name: next((known[fact] for fact in facts if fact in known), None) for name, facts in _COLUMNS.items()}
 
 
 def _values(media: MediaRows) -> npt.NDArray[np.float64]:
-    """(k, number of columns) NaN for what is not known."""
+    """(k, number of columns) the values; NaN if unknown."""
     files: list[dict[str, Any]] = msgspec.json.decode(b"[" + media.texts.replace(b"\n", b",") + b"]")
     columns = _COLUMNS.values()
     rows = [[next((each[fact] for fact in facts if fact in each), np.nan) for facts in columns] for each in files]
@@ -302,35 +304,35 @@ _AT_ONCE = 256
 
 @public
 def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
-    """Make the indices that videos of a prepared dataset lack.
+    """Build missing seek indices for the videos of a prepared dataset.
 
-    Those are mp4 and mov in fragments without `sidx`, and mkv and webm without Cues. With an index a clip of such a
-    video takes its group of pictures and not all that lies in front. Of files that have one headers are read, of the
-    others the headers of all fragments, or (mkv, webm) all bytes. All indices are in `.nv-meta/seek_table.bin`, which
-    is written whole or not at all.
+    Indices are missing in fragmented mp4 and mov without `sidx`, and in mkv and webm without Cues. With an index,
+    decoding a clip reads only its group of pictures instead of everything before it. For files that have an index,
+    only headers are read; for the others, the headers of all fragments, or (mkv, webm) all bytes. All indices go into
+    `.nv-meta/seek_table.bin`, which is written atomically.
 
     Args:
         path: The dataset's folder, with tars.
-        threads: How many videos are read at a time.
+        threads: Number of videos read in parallel.
 
     Returns:
-        How many there are.
+        The number of indices.
 
     Raises:
-        DatasetNotFoundError: It is not prepared.
-        RefusedError: It lies in an object store: index it where it is prepared. Or its shards have no offsets, so that
-            records are read whole.
+        DatasetNotFoundError: The dataset is not prepared.
+        RefusedError: The dataset is in an object store: index it where it is prepared. Or its shards have no offsets,
+            so records are always read whole.
         ReadError: A tar cannot be read.
-        MissingPackageError: There is an mkv without Cues, and PyAV is not installed.
+        MissingPackageError: An mkv has no Cues, and PyAV is not installed.
     """
     folder = open_folder(path)
     if folder.is_remote:
-        raise RefusedError(f"{folder.location}: lies in an object store; index its videos before they are uploaded")
+        raise RefusedError(f"{folder.location}: is in an object store; index its videos before the upload")
     container = container_in(folder.local)
     if not container.has_offsets:
         raise RefusedError(
-            f"{folder.location}: records of {container.file}s are read whole, so an index of their videos is of no "
-            f"use; clips of long videos want tars"
+            f"{folder.location}: records of {container.file}s are always read whole, so a seek index is useless; store "
+            f"long videos in tars to decode clips"
         )
     source = open_prepared(folder, parts=lambda part: part.rpartition(".")[2].lower() in ENDINGS)
     shards = {name: number for number, name in enumerate(source.all_shards)}
@@ -340,7 +342,7 @@ def index_videos(path: str | os.PathLike[str], *, threads: int = 4) -> int:
         for sample in range(first, min(first + _AT_ONCE, len(source))):
             place = source.locate(sample)
             for offset, size in place.parts.values():
-                # Not `source.stream`, which has the index that was made before.
+                # Not `source.stream`, which would use an existing seek table.
                 file = ByteStream(folder.store, folder.shard(place.shard), offset, size)
                 index = missing_index(cast("BinaryIO", file))
                 found += [] if index is None else [(shards[place.shard], offset, size, *index)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a `prepare` does, decided before any sample is read: one small function for each mode makes the plan.
+"""Plan a `prepare` before any sample is read; one small function per mode makes the plan.
 
-`energon_grain.prepare.preparation` carries plans out, and `energon-grain prepare --dry-run` prints them.
+`energon_grain.prepare.preparation` runs plans, and `energon-grain prepare --dry-run` prints them.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ Mode = Literal["new", "again", "indices", "append"]
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRequest:
-    """What a caller asks for; the fields are arguments of `prepare_dataset`.
+    """A caller's request; the fields are arguments of `prepare_dataset`.
 
-    `asks` is whether it gave `choose_definition`. What changes no byte of the result, such as the number of workers, is
-    no part of it: `text` tells an unfinished run with the same request from one with another.
+    `asks` is whether `choose_definition` was passed. Arguments that do not change the result, such as the number of
+    workers, are not included: `text` identifies an unfinished run with the same request.
     """
 
     shards: Sequence[str] | None = None
@@ -85,36 +85,37 @@ class PrepareRequest:
 
     @property
     def mode(self) -> Mode:
-        """Which of the plans is made."""
+        """The mode of the plan."""
         if self.append:
             return "append"
         return "indices" if self.tar_index_only else "again" if self.force_overwrite else "new"
 
     def text(self, root: Path) -> str:
-        """The request as the mark of a run that has not ended."""
+        """The request as text, to mark an unfinished run."""
         return repr((self, OF_A_WRITER if (root / WRITING_FOLDER).is_dir() else ""))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparePlan:
-    """What will be scanned, written and removed.
+    """The files to scan, write and remove.
 
     Attributes:
         dataset: The folder or URL.
-        request: What was asked for.
-        mark: `request.text`, which is kept in the dataset until everything is in place.
-        records: Encoding of the records; None: the shards are tars.
+        request: The caller's request.
+        mark: `request.text`, stored in the dataset until the run has finished.
+        records: Encoding of the records; None if the shards are tars.
         shards: All shards, in the order of `.info.json`.
-        new: Those that the dataset does not have yet, or all of them.
-        before: The dataset until now, whose numbers of samples must come out again; None: it is prepared from scratch.
-        splits: What the split file will say; None: it stays.
+        new: Shards that are not in the dataset yet, or all of them.
+        before: The dataset's previous `.info.json`, whose sample counts must stay the same; None if it is prepared from
+            scratch.
+        splits: New content of the split file; None keeps the file.
         split_file: Its name.
-        kept_split: With `append`, the split file until now, and the name under which it is kept.
-        definition: What the dataset's YAML file will say; None: it stays, or the caller is asked after the scan.
-        media: Which parts of tars are looked at for metadata; None: none.
-        media_of_new: Only in new shards; of the others their metadata are kept.
+        kept_split: With `append`, the previous split file, and the name of its backup.
+        definition: New content of the dataset's YAML file; None keeps it, or asks the caller after the scan.
+        media: Selects the parts of tars whose media headers are read; None for no parts.
+        media_of_new: Read media headers only in new shards, and keep the metadata of the others.
         sqlite: Whether `index.sqlite` and `index.uuid` are written.
-        same_uuid: Whether `index.uuid` stays if the samples are the same.
+        same_uuid: Whether `index.uuid` is kept if the samples are the same.
     """
 
     dataset: DataFolder
@@ -135,39 +136,39 @@ class PreparePlan:
 
     @property
     def container(self) -> Container:
-        """What the shards are."""
+        """The file format of the shards."""
         return container_of(self.records)
 
     @property
     def digest(self) -> bool:
-        """Whether digests of the shards are kept: where that is asked for, or was when it was prepared before."""
+        """Whether digests of the shards are stored: if requested, or if an earlier run stored them."""
         return self.request.digest or (self.mode == "append" and (self.root / DIGESTS).exists())
 
     @property
     def mode(self) -> Mode:
-        """As asked for."""
+        """The requested mode."""
         return self.request.mode
 
     @property
     def root(self) -> Path:
-        """The folder, or the local mirror of the metadata of a remote one."""
+        """The folder, or the local mirror of a remote dataset's metadata."""
         return self.dataset.local
 
     @property
     def writes_info(self) -> bool:
-        """Whether `.info.json` is written; new indices alone leave it as it is."""
+        """Whether `.info.json` is written; mode `indices` keeps it."""
         return self.mode != "indices" or not (self.root / META_FOLDER / INFO_JSON).exists()
 
     @property
     def media_filter(self) -> MediaFilterConfig | None:
-        """What the caller asked to be looked at, in all shards."""
+        """The requested media filter, for all shards."""
         return self.request.media_filter
 
     def small_files(self, *, defined: bool) -> Iterator[str]:
-        """Paths of what is written beside the indices, in the order in which they are put in place.
+        """Paths of the files written besides the indices, in the order of their publication.
 
         Args:
-            defined: Whether there is a definition, which callers may be asked for after the scan.
+            defined: Whether there is a definition; callers may be asked for it after the scan.
         """
         names: list[str | None] = [
             RECORDS_JSON if self.records is not None and self.mode != "indices" else None,
@@ -182,14 +183,14 @@ class PreparePlan:
 
     @property
     def removes(self) -> tuple[str, ...]:
-        """Paths of what does not fit any more, relative to the dataset; they need not exist."""
-        bare = () if self.dataset.is_remote else (f"{META_FOLDER}/{BARE_FOLDER}",)  # of when it was not prepared yet
-        digests = () if self.digest or self.mode == "new" else (DIGESTS,)  # of how the shards were
+        """Paths of outdated files, relative to the dataset; they need not exist."""
+        bare = () if self.dataset.is_remote else (f"{META_FOLDER}/{BARE_FOLDER}",)  # from before it was prepared
+        digests = () if self.digest or self.mode == "new" else (DIGESTS,)  # of the old shards
         return (*(() if self.sqlite else SQLITE_FILES), *bare, *digests)
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """Paths of all that is written, relative to the dataset; of the columnar index the folder alone."""
+        """Paths of all written files, relative to the dataset; for the columnar index, only its folder."""
         indices = [name for name in map(self.container.index_file, self.new) if name is not None]
         sqlite = SQLITE_FILES if self.sqlite else ()
         small = self.small_files(defined=self.definition is not None)
@@ -197,7 +198,7 @@ class PreparePlan:
 
     @property
     def found_to_remove(self) -> tuple[str, ...]:
-        """What of `removes` is there."""
+        """The existing paths among `removes`."""
         return tuple(name for name in self.removes if (self.root / name).exists())
 
     def document(self, asks: Sequence[str] = ()) -> dict[str, Any]:
@@ -217,7 +218,7 @@ class PreparePlan:
         }
 
     def lines(self, asks: Sequence[str] = ()) -> Iterator[str]:
-        """The plan in words, a line each; `asks` are questions to the user before the scan."""
+        """The plan as text lines; `asks` are questions to the user before the scan."""
         yield f"{_DOING[self.mode].format(self.dataset.location)} Nothing was written."
         yield from (f"  ask     {question}" for question in asks)
         yield from self._lines_of_scan()
@@ -238,11 +239,11 @@ class PreparePlan:
         if self.records is not None:
             yield f"  decode  their records as {self.records}"
         if self.media is not None:
-            yield "  read    the headers of images, videos and sounds in them"
+            yield "  read    the headers of images, videos and audio in them"
         if len(self.new) < len(self.shards):
             yield f"  keep    {counted(len(self.shards) - len(self.new), 'shard')} indexed before"
         if self.request.fix_duplicates:
-            yield "  rename  the members of all tars, and scan them again, if several tars have a key in common"
+            yield "  rename  the members of all tars, and scan the tars again, if several tars share a key"
 
     @property
     def _asks_after(self) -> tuple[str, ...]:
@@ -263,21 +264,21 @@ def _counted(names: Sequence[str], what: str) -> str:
 
 
 def plan_of(dataset: DataFolder, request: PrepareRequest) -> PreparePlan:
-    """Decide what a `prepare` will do. Nothing is written.
+    """Plan a `prepare`. Nothing is written.
 
     Raises:
-        ConfigError: Arguments do not go together, or not with this dataset.
-        RefusedError: The dataset is prepared already.
-        DatasetNotFoundError: There are no shards, or none that are new.
-        SplitError: There is no such split file to append to.
+        ConfigError: Arguments conflict with each other or with this dataset.
+        RefusedError: The dataset is already prepared.
+        DatasetNotFoundError: There are no shards, or no new ones.
+        SplitError: The split file to append to does not exist.
     """
     _check_request(dataset, request)
     mark = request.text(dataset.local)
     if request.mode == "new" and is_prepared(dataset.local) and not is_unfinished(dataset.local, mark):
         raise RefusedError(
-            f"{dataset.location}: already prepared. append (--append) adds the shards that it does not have yet; "
-            f"force_overwrite (--force-overwrite) prepares it again and replaces its splits; tar_index_only "
-            f"(--tar-index-only) writes only the indices again."
+            f"{dataset.location}: already prepared. append (--append) adds new shards; force_overwrite "
+            f"(--force-overwrite) prepares it again and replaces its splits; tar_index_only (--tar-index-only) only "
+            f"writes the indices again."
         )
     if not dataset.is_remote:
         check_written(dataset.local)
@@ -286,35 +287,35 @@ def plan_of(dataset: DataFolder, request: PrepareRequest) -> PreparePlan:
 
 def _check_request(dataset: DataFolder, request: PrepareRequest) -> None:
     if request.split_ratio is not None and request.split_patterns is not None:
-        raise ConfigError("give a split ratio or split patterns, not both.")
+        raise ConfigError("pass a split ratio or split patterns, not both.")
     if request.digest and dataset.is_remote:
         raise ConfigError(
-            f"{dataset.location}: digests are made where the files were before they were uploaded: run `energon-grain "
-            f"prepare --digest` there, and upload .nv-meta with the shards."
+            f"{dataset.location}: digests must be computed before the upload: run `energon-grain prepare --digest` on "
+            f"the local files, and upload .nv-meta with the shards."
         )
     if not request.append:
         return
     defines = (request.sample_type, request.field_map, request.crude, request.asks, request.subflavors)
     if any((request.tar_index_only, request.force_overwrite, *defines)):
         raise ConfigError(
-            f"{dataset.location}: append keeps shards, indices and sample types: it goes with neither tar_index_only "
-            f"nor force_overwrite, nor with what says what samples are."
+            f"{dataset.location}: append keeps shards, indices and sample types: remove tar_index_only, "
+            f"force_overwrite and all arguments that define the sample type."
         )
     if dataset.is_remote:
-        raise ConfigError(f"{dataset.location}: shards are appended on file systems, not in object stores.")
+        raise ConfigError(f"{dataset.location}: shards can be appended on file systems only, not in object stores.")
 
 
 def _check_with_records(dataset: DataFolder, request: PrepareRequest, records: RecordEncoding | None) -> None:
     name = request.split_config
     if name != Path(name).name or not name.endswith((".yaml", ".json")):
-        raise ConfigError(f"split_config {name!r}: give the name of a file in .nv-meta, *.yaml or *.json.")
+        raise ConfigError(f"split_config {name!r}: pass the name of a file in .nv-meta, *.yaml or *.json.")
     if request.fix_duplicates and (dataset.is_remote or records is not None):
         raise ConfigError(
-            f"{dataset.location}: fix_duplicates renames members of tar files on a file system; it cannot rename "
-            f"those in object stores or ArrayRecord files."
+            f"{dataset.location}: fix_duplicates renames members of tar files on a file system; it does not work in "
+            f"object stores or with ArrayRecord files. Give the samples unique keys and write them again."
         )
     if request.media_filter is not None and records is not None:
-        raise ConfigError(f"{dataset.location}: metadata of media are gathered from tars, not from ArrayRecord files.")
+        raise ConfigError(f"{dataset.location}: media metadata can be read from tars only, not from ArrayRecord files.")
 
 
 def _plan_from_scratch(dataset: DataFolder, request: PrepareRequest, mark: str) -> PreparePlan:
@@ -328,7 +329,7 @@ def _plan_from_scratch(dataset: DataFolder, request: PrepareRequest, mark: str) 
         records=records,
         shards=shards,
         new=shards,
-        splits=SplitConfig(split_parts=_dealt(shards, request, DEFAULT_SPLIT_RATIO)),
+        splits=SplitConfig(split_parts=_assigned(shards, request, DEFAULT_SPLIT_RATIO)),
         split_file=request.split_config,
         definition=None if request.asks else _definition(request),
         media=request.media_filter,
@@ -340,11 +341,11 @@ def _plan_indices(dataset: DataFolder, request: PrepareRequest, mark: str) -> Pr
     with naming(dataset):
         before = read_info(dataset.local)
     if request.records is not None:
-        raise ConfigError("the encoding of a prepared dataset is known: tar_index_only takes no records.")
+        raise ConfigError("tar_index_only takes no records: the encoding of a prepared dataset is already known.")
     records = read_records_file(dataset.local)
     _check_with_records(dataset, request, records)
     if request.shards is not None or request.exclude is not None:
-        raise ConfigError("the shards of a prepared dataset are known: tar_index_only takes no shards and no exclude.")
+        raise ConfigError("tar_index_only takes no shards and no exclude: those of a prepared dataset are known.")
     shards = tuple(before.shard_counts)
     return PreparePlan(
         dataset=dataset,
@@ -370,11 +371,11 @@ def _plan_append(dataset: DataFolder, request: PrepareRequest, mark: str) -> Pre
     shards = tuple(dict.fromkeys((*before.shard_counts, *_list_shards(dataset.location, request, records))))
     new = shards[len(before.shard_counts) :]
     if not new and not is_unfinished(root, mark):
-        raise DatasetNotFoundError(f"{dataset.location}: has all {len(shards)} shards found there: none is new.")
+        raise DatasetNotFoundError(f"{dataset.location}: no new shards; all {len(shards)} found are already indexed.")
     split_file = Path(old.where)
     kept = split_file, f"{split_file.stem}-first-{len(before.shard_counts)}-shards{split_file.suffix}"
-    # In shards that are added, media are looked at as in the others, which need not be looked at again.
-    looked_at = _media_filter_of(dataset) if new and request.media_filter is None else None
+    # In new shards, read the media headers that were read in the others; those need no second read.
+    inherited = _media_filter_of(dataset) if new and request.media_filter is None else None
     return PreparePlan(
         dataset=dataset,
         request=request,
@@ -387,16 +388,16 @@ def _plan_append(dataset: DataFolder, request: PrepareRequest, mark: str) -> Pre
         split_file=split_file.name,
         kept_split=kept if new else None,
         definition=_definition(request),
-        media=request.media_filter or looked_at,
-        media_of_new=looked_at is not None,
+        media=request.media_filter or inherited,
+        media_of_new=inherited is not None,
         sqlite=request.sqlite and records is None,
     )
 
 
 def _grown(old: SplitConfig, new: Sequence[str], request: PrepareRequest) -> dict[str, tuple[str, ...]]:
-    """The split parts with new shards, which are added to `train`, or the first part, by default."""
+    """The split parts with new shards, which go into `train`, or the first part, by default."""
     main = "train" if "train" in old.split_parts or not old.split_parts else next(iter(old.split_parts))
-    more = _dealt(new, request, {main: 1}) if new else {}
+    more = _assigned(new, request, {main: 1}) if new else {}
     return {name: (*old.split_parts.get(name, ()), *more.get(name, ())) for name in (*old.split_parts, *more)}
 
 
@@ -422,15 +423,15 @@ def _media_filter_of(dataset: DataFolder) -> MediaFilterConfig | None:
     return None if database is None else filter_of(database)
 
 
-def _dealt(
+def _assigned(
     shards: Sequence[str], request: PrepareRequest, default: Mapping[str, float] | Sequence[float]
 ) -> dict[str, tuple[str, ...]]:
-    dealt = list(shards)
+    assigned = list(shards)
     if request.shuffle_tars:
-        random.Random(request.shuffle_seed).shuffle(dealt)
+        random.Random(request.shuffle_seed).shuffle(assigned)
     if request.split_patterns:
-        return split_by_patterns(dealt, request.split_patterns)
-    return split_by_ratio(dealt, default if request.split_ratio is None else request.split_ratio)
+        return split_by_patterns(assigned, request.split_patterns)
+    return split_by_ratio(assigned, default if request.split_ratio is None else request.split_ratio)
 
 
 def _list_shards(root: str, request: PrepareRequest, records: RecordEncoding | None) -> tuple[str, ...]:
@@ -438,22 +439,22 @@ def _list_shards(root: str, request: PrepareRequest, records: RecordEncoding | N
     if shards is None:
         return find_shards(root, exclude=exclude, container=container_of(records))
     if not shards:
-        raise DatasetNotFoundError(f"{root}: the list of shards is empty.")
+        raise DatasetNotFoundError(f"{root}: the list of shards is empty; list at least one, or pass None.")
     found = frozenset(list_files(root)) if is_url(root) else None
     for name in shards:
         path = join(root, name)
         if not (os.path.isfile(path) if found is None else name in found):
-            raise DatasetNotFoundError(f"{path}: listed as a shard, but there is no such file.")
+            raise DatasetNotFoundError(f"{path}: listed as a shard, but the file does not exist.")
     if len(set(shards)) < len(shards):
-        raise ConfigError(f"{root}: the list of shards names one twice.")
+        raise ConfigError(f"{root}: the list of shards has a duplicate; list each shard once.")
     return check_shards(shards, exclude)
 
 
 def is_unfinished(root: Path, mark: str) -> bool:
-    """Whether a `prepare` with the same request has not ended, though its results may be in place."""
+    """Whether a `prepare` with the same request was not completed, even if its results are published."""
     try:
         return (root / REQUEST).read_text(encoding="utf-8") == mark
-    except FileNotFoundError:  # it was killed right at its end
+    except FileNotFoundError:  # killed at the very end
         if (root / WRITTEN_FOLDER).is_dir():
             return True
         return (root / PREPARE_FOLDER).is_dir() and not any((root / PREPARE_FOLDER).iterdir())

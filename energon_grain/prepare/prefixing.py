@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making keys distinct: the path of its tar is put before each member's name, as Energon's `--fix-duplicates` does."""
+"""Make keys unique: prepend the path of its tar to each member's name, as Energon's `--fix-duplicates` does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PREFIXING_THREADS = 8  # most of them wait for the disk
 
 
 def finish_prefixes(root: Path, container: Container, shards: Sequence[str]) -> None:
-    """Rename the members of the tars that a killed run had not reached. Call it while the dataset is locked."""
+    """Rename the members of the tars that a killed run did not reach. The dataset must be locked."""
     if (root / _PREFIXING).exists():
         for folder in {(root / shard).parent for shard in shards}:
             remove_temporaries(folder, ".*.tar.*.tmp")
@@ -27,25 +27,24 @@ def finish_prefixes(root: Path, container: Container, shards: Sequence[str]) -> 
 
 
 def prefix_members(root: Path, container: Container, scanned: ScannedDataset) -> None:
-    """Put the path of its tar before each member's name, in all of them. Call it while the dataset is locked.
+    """Prepend the path of its tar to each member's name, in all tars. The dataset must be locked.
 
-    `b/7.jpg` in the shard `parts/3.tar` becomes `parts/3.tar/b/7.jpg`, so that its key is `parts/3.tar/b/7`; members
-    that are no parts of samples keep their names. Energon changes headers in place: a kill in the middle of a sample
-    tears it apart, and names that become too long for their header are ruled out. Here each tar is written again beside
-    the old one and renamed, so it has all of its old names or all of its new ones, and readers that have it open keep
-    the old one.
+    `b/7.jpg` in the shard `parts/3.tar` becomes `parts/3.tar/b/7.jpg`, so its key is `parts/3.tar/b/7`. Members that
+    are not parts of samples keep their names. Energon changes headers in place: a kill in the middle of a sample splits
+    it in two, and names that are too long for their header are refused. This function writes each tar again beside the
+    old one and renames it. A tar therefore has all of its old names or all of its new ones, and readers that have it
+    open keep the old one.
 
-    The mark `.nv-meta/.prepare/prefixing` is there from before the first rename until the dataset is prepared: where a
-    run was killed after some of the tars, the keys may be distinct already, but the other tars are to be renamed all
-    the same.
+    The mark `.nv-meta/.prepare/prefixing` exists from before the first rename until the dataset is prepared. If a run
+    is killed after some of the tars, the keys may be unique already, but the other tars must still be renamed.
 
-    Raises DuplicateKeyError, with nothing changed, where one tar has a key twice, which this cannot fix.
+    Raises DuplicateKeyError, with nothing changed, if one tar has a key twice, which this cannot fix.
     """
     for shard, scan in zip(scanned.shards, scanned.scans(), strict=True):
         if len(set(scan.keys())) < len(scan):
             raise DuplicateKeyError(
-                f"{join(scanned.root, shard.name)}: has a key twice, in members that are not adjacent, so that the "
-                f"name of the tar would not distinguish its samples. Rename them; no tar was changed."
+                f"{join(scanned.root, shard.name)}: has a key twice, in members that are not adjacent, so prepending "
+                f"the name of the tar does not make its keys unique. Rename the members; no tar was changed."
             )
     (root / _PREFIXING).touch()
     _prefix(root, container, [shard.name for shard in scanned.shards])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparing a dataset: scan all shards, split them, and put every index in place in one step.
+"""Prepare a dataset: scan all shards, split them, and publish every index in one step.
 
-What is written goes into a staging folder, flushed to disk, and from there into place by the commit journal, or into
-the store in an order that readers can live with.
+New files go into a staging folder and are flushed to disk. The commit journal then moves them into place; for a store,
+they are uploaded in an order that is safe for readers.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ from energon_grain.prepare.writing import (
     REQUEST,
     WRITTEN_FOLDER,
     end_writing,
+    import_records,
     open_to_prepare,
     preparation_lock,
     put_in_place,
-    take_over,
 )
 from energon_grain.storage.atomic import (
     atomic_write_bytes,
@@ -83,26 +83,27 @@ from energon_grain.storage.atomic import (
     remove_temporaries,
 )
 from energon_grain.storage.digests import ShardDigest, digests_of, encode_digests, read_digests
+from energon_grain.words import counted
 
 ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
-"""Called after the scan: where an interactive caller asks its user what the samples are."""
+"""Called after the scan; an interactive caller asks its user for the sample type."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareReport:
-    """What a `prepare` found and wrote.
+    """Result of a `prepare`.
 
     Attributes:
         root: The dataset; a URL as text.
-        shard_counts: Samples of each shard, in the order of `.info.json`.
+        shard_counts: Number of samples of each shard, in the order of `.info.json`.
         size_bytes: Size of all shards.
-        part_names: Distinct part names in order of first appearance, at most 50 for a shard.
-        split_parts: Shards of each split part; empty where only indices were written.
-        written: Paths of the files that were put in place, relative to `root`, without those of the columnar index.
-        shards_reused: Shards that an interrupted run had scanned already.
-        media: What came of looking for media; None: it was not looked for any.
-        notes: What the caller should know though it is no error.
-        elapsed_s: Wall-clock time, without what `choose_definition` took, where a person types.
+        part_names: Distinct part names in order of first appearance, at most 50 per shard.
+        split_parts: Shards of each split part; empty if only indices were written.
+        written: Paths of the published files, relative to `root`, without those of the columnar index.
+        shards_reused: Number of shards that an interrupted run had already scanned.
+        media: Result of reading media headers; None if none were read.
+        notes: Notes for the user that are not errors.
+        elapsed_s: Wall-clock time, without the time in `choose_definition`, where a user types.
     """
 
     root: Path | str
@@ -118,24 +119,25 @@ class PrepareReport:
 
     @property
     def samples(self) -> int:
-        """Samples in all shards."""
+        """Number of samples in all shards."""
         return sum(self.shard_counts.values())
 
     def samples_of(self, split_part: str) -> int:
-        """Samples in the shards of a split part."""
+        """Number of samples in the shards of a split part."""
         return sum(self.shard_counts[shard] for shard in self.split_parts[split_part])
 
 
 _WHEN_FULL = (
-    "free some and run the command again, which continues; --no-sqlite (sqlite=False) leaves out index.sqlite, the "
-    "largest file, which only Energon's joins and auxiliary data need"
+    "free some space and run the command again; it continues where it stopped. --no-sqlite (sqlite=False) skips "
+    "index.sqlite, the largest file, which only Energon's joins and auxiliary data need. To keep the index on another "
+    "disk, skip prepare: pass the folder to get_train_dataset, and set XDG_CACHE_HOME to a folder there"
 )
 _SPACE, _SPACE_WITH_SQLITE = 2.2, 5
-"""What `prepare` writes, as a multiple of the scans alone: text and pictures of two parts a sample were measured."""
+"""Bytes that `prepare` writes per byte of scans: measured with text and images, two parts per sample."""
 _WHEN_READ_ONLY = (
-    "prepare writes its index beside the tars. Tars in a folder that cannot be written are read without it: give the "
+    "prepare writes its index beside the tars. Tars in a read-only folder can be read without preparation: pass the "
     "folder to get_train_dataset, which keeps an index in the cache folder ($XDG_CACHE_HOME, else ~/.cache), and "
-    "split_ratio= for splits"
+    "set split_ratio= for splits"
 )
 
 
@@ -171,83 +173,81 @@ def prepare_dataset(
 ) -> PrepareReport:
     """Index the tar files below `root`, so that the folder is a dataset for energon-grain and for Megatron-Energon.
 
-    Or the ArrayRecord files, for energon-grain alone; all of their records are read.
+    Or index ArrayRecord files, for energon-grain alone; all of their records are read.
 
-    The dataset has its old state until everything is written, and the new one from then on, whatever happens to this
-    process. A run that was killed keeps the scans of finished shards; the next one starts with them. Where the dataset
-    had its new state already, the same call is not refused, but repeats what came after the scans.
+    The dataset keeps its old state until everything is written, then switches to the new one, even if the process is
+    killed. A killed run keeps the scans of finished shards, and the next run starts with them. If the new state was
+    already published, the same call is not refused; it repeats the steps after the scans.
 
-    In an object store the indices are written beside the data, and a few small files one after the other: a dataset
-    that is prepared for the first time appears whole, one that is prepared again should not be opened just then.
-    Of members above 256 KiB only headers are fetched.
+    In an object store, the indices are written beside the data, and a few small files in sequence. A dataset that is
+    prepared for the first time appears whole; do not open one while it is prepared again. For members above 256 KiB,
+    only headers are fetched.
 
     Args:
         root: The dataset folder, or its URL.
-        shards: Paths of the tar files relative to `root`, in the order that they are to have. None lists all `*.tar`
+        shards: Paths of the tar files relative to `root`, in the order for the dataset. None lists all `*.tar`
             (`*.array_record`, `*.array_record-00000-of-00002`) below `root`, sorted.
         records: The shards are ArrayRecord files, with records in this encoding: `msgpack`, `tf_example` or `raw`. None
-            takes tars, or what the dataset was prepared as before.
-        split_ratio: Numbers for train, val and test, or a mapping from names to numbers; any scale. Shards are dealt in
-            order by largest remainder, so none is lost, and each part of more than 0 gets at least one. The default,
-            where no patterns are given either, is (0.8, 0.1, 0.1).
+            means tars, or the encoding of the earlier preparation.
+        split_ratio: Numbers for train, val and test, or a mapping from names to numbers; any scale. Shards are assigned
+            in order by largest remainder: none is lost, and each part above 0 gets at least one. The default, without
+            patterns, is (0.8, 0.1, 0.1).
         split_patterns: Patterns for each part, instead of a ratio: `glob:shards/{000..007}.tar`, `re:val_.*` (found
             anywhere), or without a prefix Energon's mixture (braces, then regular expressions from the beginning).
-        split_config: Name of the split file to write in `.nv-meta`; its ending says whether it is YAML or JSON.
+        split_config: Name of the split file to write in `.nv-meta`; its extension selects YAML or JSON.
         exclude: A regular expression; shards in whose path it is found are left out.
         shuffle_tars: Shuffle the shards before they are split, as Energon does.
         shuffle_seed: Seed of that shuffle.
         sample_type: Name of a sample type such as `CaptioningSample`; writes the dataset's YAML file. None, without
-            `crude`, leaves that file alone.
-        field_map: Where each field of the sample type comes from: `{"image": "jpg,png", "caption": "json[text]"}`.
+            `crude`, keeps the existing file.
+        field_map: Source of each field of the sample type: `{"image": "jpg,png", "caption": "json[text]"}`.
         crude: Write a dataset of plain dicts, to be cooked by the program.
-        subflavors: Tags that all its samples carry, in the same file.
-        choose_definition: Decides after the scan, instead of the three before.
+        subflavors: Tags for all its samples, in the same file.
+        choose_definition: Chooses these after the scan, instead of `sample_type`, `field_map` and `crude`.
         dataset_yaml_name: Name of that YAML file inside `.nv-meta`.
-        force_overwrite: Prepare a dataset again that is prepared already.
-        tar_index_only: Write only the indices of a prepared dataset anew, for the shards and splits that it has.
-        append: Add to a prepared dataset the shards that it does not have yet; `shards` may list them. Only these are
-            scanned. They come behind all others; the ratio or the patterns are of them alone, and by default all go to
-            `train` (or the first part). What else the dataset says stays. Its split file until now is kept as
-            `split-first-N-shards.yaml`: with that as `split_config` it is what it was, for saved states too. Only on
-            file systems.
-        fix_duplicates: Where several tars have a key in common, put the path of its tar before each member's name, in
-            all tars of the dataset, as Energon does: `0001.jpg` of `a.tar` becomes `a.tar/0001.jpg`. The tars are
-            written anew, one after the other, which takes the room of a few of them meanwhile. Only on file systems.
-        media_filter: Which parts of tars are looked at for metadata of media: `MediaFilterConfig.parse(None, False,
-            True)` takes those with the usual endings. What their headers say goes into `index.sqlite`, as Energon has
-            it, and into columns (`open_columns`). Of parts that are not looked at it stays as it was, as long as the
-            samples are the same. Videos that are looked at get the indices that they lack (`index_videos`), but
-            not in an object store.
-        num_workers: Processes at most; 0 scans in this one, None takes one for each core. Small datasets are scanned
-            in this process in any case, because that is quicker. With `executor`: shards handed over at a time.
+        force_overwrite: Prepare an already prepared dataset again.
+        tar_index_only: Only write the indices of a prepared dataset again; its shards and splits stay the same.
+        append: Add new shards to a prepared dataset; `shards` may list them. Only these are scanned. They follow all
+            others. The ratio or the patterns apply to them alone; by default all go to `train` (or the first part).
+            All other metadata stay. The previous split file is kept as `split-first-N-shards.yaml`: pass it as
+            `split_config` to get the previous dataset, also for saved states. Only on file systems.
+        fix_duplicates: If several tars share a key, prepend the path of its tar to each member's name, in all tars of
+            the dataset, as Energon does: `0001.jpg` of `a.tar` becomes `a.tar/0001.jpg`. The tars are written again in
+            sequence, which temporarily takes the disk space of a few of them. Only on file systems.
+        media_filter: Selects the parts of tars whose media headers are read: `MediaFilterConfig.parse(None, False,
+            True)` selects those with the usual extensions. The metadata go into `index.sqlite`, in Energon's format,
+            and into columns (`open_columns`). Metadata of other parts are kept as long as the samples are the same.
+            Selected videos get missing seek indices (`index_videos`), but not in an object store.
+        num_workers: Maximum number of processes; 0 scans in this one, None takes one per core. Small datasets are
+            always scanned in this process, which is faster. With `executor`: maximum number of submitted shards.
         sqlite: Write `index.sqlite` and `index.uuid`, which only Energon's joins and auxiliary data need; False removes
-            old ones, which would not fit any more. ArrayRecord files, which Energon cannot read, never get them.
-        sqlite_build_path: Of a dataset in an object store: the file of this machine in which `index.sqlite` is made and
-            from which it is uploaded; it is removed then. None: in the cache folder.
-        digest: Keep digests of all shards, for which every byte is read, so that `StorageSettings(verify=True)` can
-            compare what a store sends of them. `append` goes on keeping them; otherwise they are removed without it.
-            Only on file systems: what a store sends now may be wrong already.
+            old ones, which would be outdated. ArrayRecord files, which Energon cannot read, never get them.
+        sqlite_build_path: For a dataset in an object store: the local file in which `index.sqlite` is built before it
+            is uploaded and removed. None: in the cache folder.
+        digest: Store digests of all shards, for which every byte is read, so that `StorageSettings(verify=True)` can
+            verify the bytes that a store returns. `append` keeps them up to date; other runs without it remove them.
+            Only on file systems: the bytes in a store may be wrong already.
         progress: Called after every shard and at each stage.
-        executor: Runs the scans instead of processes of our own: any `concurrent.futures.Executor`, such as
-            `RayExecutor` or Dask's `Client.get_executor()`. Its workers must see `root` under the same path, and need
-            not write to it. It is not shut down.
+        executor: Runs the scans instead of our own processes: any `concurrent.futures.Executor`, such as
+            `RayExecutor` or Dask's `Client.get_executor()`. Its workers must see `root` under the same path; they write
+            nothing to it. It is not shut down.
 
     Raises:
         DatasetNotFoundError: There are no tar (ArrayRecord) files.
         ReadError: A store cannot be read or written.
-        ConfigError: An argument does not fit; nothing was written.
-        RefusedError: The dataset is prepared already, or another process prepares it right now.
+        ConfigError: An argument is invalid; nothing was written.
+        RefusedError: The dataset is already prepared, or another process is preparing it.
         TarError: A tar is compressed, damaged or empty.
-        FormatError: A record is not encoded as `records` says.
+        FormatError: A record does not have the encoding `records`.
         ReadError: An ArrayRecord file is damaged.
         DuplicateKeyError: Two samples have the same key.
         WorkerError: A process died, or the executor failed.
     """
-    means = Means(
+    options = RunOptions(
         choose_definition=choose_definition,
         num_workers=num_workers,
         sqlite_build_path=sqlite_build_path,
-        tell=progress or (lambda _: None),
+        notify=progress or (lambda _: None),
         executor=executor,
     )
     request = PrepareRequest(
@@ -273,45 +273,45 @@ def prepare_dataset(
         media_filter=media_filter,
         digest=digest,
     )
-    return carry_out(plan_of(open_to_prepare(root), request), means)
+    return carry_out(plan_of(open_to_prepare(root), request), options)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Means:
-    """How a plan is carried out; none of it changes a byte of the result. The fields are those of `prepare_dataset`."""
+class RunOptions:
+    """How a plan is run; does not affect the result. The fields are arguments of `prepare_dataset`."""
 
     choose_definition: ChooseDefinition | None = None
     num_workers: int | None = None
     sqlite_build_path: Path | None = None
-    tell: Callable[[PrepareProgress], None] = lambda _: None
+    notify: Callable[[PrepareProgress], None] = lambda _: None
     executor: Executor | None = None
     begun_s: float = field(default_factory=time.perf_counter)
 
 
-def carry_out(plan: PreparePlan, means: Means) -> PrepareReport:
-    """Scan, write and put in place what a plan says. Raises as `prepare_dataset` does."""
+def carry_out(plan: PreparePlan, options: RunOptions) -> PrepareReport:
+    """Scan, write and publish according to a plan. Raises as `prepare_dataset` does."""
     with _working_on(plan) as work:
-        scanned = _scan(plan, means, work)
+        scanned = _scan(plan, options, work)
         if plan.before is not None:
             scanned.check_counts(plan.before)
         begun_s, definition = time.perf_counter(), plan.definition
-        if plan.before is None and means.choose_definition is not None:
-            definition = means.choose_definition(scanned)
+        if plan.before is None and options.choose_definition is not None:
+            definition = options.choose_definition(scanned)
         asked_s = time.perf_counter() - begun_s
         if definition is not None:
             definition.check_parts(scanned.part_names)
-        means.tell(scanned.progress("index"))
+        options.notify(scanned.progress("index"))
         staging = new_staging_folder(plan.root)
         (staging / META_FOLDER).mkdir()
-        scanned, staged = _stage_distinct(plan, means, work, scanned, staging)
+        scanned, staged = _stage_distinct(plan, options, work, scanned, staging)
         small = tuple(plan.small_files(defined=definition is not None))
         _stage_small_files(plan, staging / META_FOLDER, definition, scanned)
         scanned.check_unchanged()
-        means.tell(scanned.progress("commit"))
+        options.notify(scanned.progress("commit"))
         put = (*staged.put, *small)
         put_in_place(plan.dataset, staging, put=put, remove=(*staged.remove, *plan.removes), like=plan.shards[0])
-        _clean_up(plan, means, scanned, staged.generation)
-    return _report(plan, scanned, staged, put, elapsed_s=time.perf_counter() - means.begun_s - asked_s)
+        _clean_up(plan, options, scanned, staged.generation)
+    return _report(plan, scanned, staged, put, elapsed_s=time.perf_counter() - options.begun_s - asked_s)
 
 
 def _report(
@@ -336,7 +336,7 @@ def _report(
 
 @dataclass(frozen=True)
 class _Work:
-    """What is open while a dataset is prepared: the log of scans, and the index of the dataset that is appended to."""
+    """Resources that are open during a preparation: the log of scans, and the index of a dataset to append to."""
 
     log: ScanLog
     known: ColumnarIndex | None
@@ -344,7 +344,7 @@ class _Work:
 
 @contextlib.contextmanager
 def _working_on(plan: PreparePlan) -> Generator[_Work]:
-    """Hold the lock of a dataset, with the marks of a run that has not ended; they go when all is in place."""
+    """Hold the lock of a dataset and its marks of an unfinished run; the marks are removed after publication."""
     dataset, root = plan.dataset, plan.root
     with contextlib.ExitStack() as stack:
         opened: list[ScanLog] = []
@@ -359,48 +359,53 @@ def _working_on(plan: PreparePlan) -> Generator[_Work]:
         atomic_write_text(root / REQUEST, plan.mark)
         if plan.request.fix_duplicates:
             finish_prefixes(root, plan.container, plan.shards)
-        # Indexed shards are known by the index, and shards of a writer by its log.
+        # Indexed shards are found in the index, and shards of a writer in its log.
         known = open_columnar(dataset) if plan.mode == "append" else None
         log = stack.enter_context(contextlib.closing(ScanLog(root / PREPARE_FOLDER / "scan.log", known)))
         opened.append(log)
-        take_over(root, log)
+        import_records(root, log)
         yield _Work(log, known)
         _remove_marks(plan)
 
 
 def _space(plan: PreparePlan, opened: Sequence[ScanLog]) -> str:
-    """How much the run needs, by the shards that were scanned so far."""
-    scans = [size_bytes for log in opened for size_bytes in log.scan_bytes]
+    """The disk space that the run needs, estimated from the shards scanned so far."""
+    scans = [size_bytes for log in opened for size_bytes in (*log.scan_bytes, log.refused_bytes) if size_bytes]
     if not scans:
         return ""
     of_scans = sum(scans) / len(scans) * len(plan.shards)
     needed = of_scans * (_SPACE_WITH_SQLITE if plan.sqlite else _SPACE)
-    return f"about {max(1, needed / 1e6):,.0f} MB are needed in all for {len(plan.shards):,} shards; "
+    return f"the run needs about {max(1, needed / 1e6):,.0f} MB in total for {len(plan.shards):,} shards; "
 
 
-def _scan(plan: PreparePlan, means: Means, work: _Work) -> ScannedDataset:
+def _scan(plan: PreparePlan, options: RunOptions, work: _Work) -> ScannedDataset:
     location = plan.dataset.location
     tasks = shard_tasks(location, plan.shards, records=plan.records, media=plan.media)
     if plan.media_of_new:
         new = frozenset(plan.new)
         tasks = [task if task.name in new else msgspec.structs.replace(task, media=None) for task in tasks]
     return scan_dataset(
-        location, tasks, work.log, num_workers=means.num_workers, executor=means.executor, progress=means.tell
+        location,
+        tasks,
+        work.log,
+        num_workers=options.num_workers,
+        executor=options.executor,
+        progress=options.notify,
     )
 
 
 def _stage_distinct(
-    plan: PreparePlan, means: Means, work: _Work, scanned: ScannedDataset, staging: Path
+    plan: PreparePlan, options: RunOptions, work: _Work, scanned: ScannedDataset, staging: Path
 ) -> tuple[ScannedDataset, _Staged]:
-    """Stage the indices; where keys are not distinct and the caller wants that, make them so and scan again."""
+    """Stage the indices; if keys are not unique and the caller requests it, make them unique and scan again."""
     try:
-        return scanned, _stage_indices(plan, means, work, scanned, staging)
+        return scanned, _stage_indices(plan, options, work, scanned, staging)
     except DuplicateKeyError:
         if not plan.request.fix_duplicates:
             raise
     prefix_members(plan.root, plan.container, scanned)
-    scanned = _scan(plan, means, work)
-    return scanned, _stage_indices(plan, means, work, scanned, staging)
+    scanned = _scan(plan, options, work)
+    return scanned, _stage_indices(plan, options, work, scanned, staging)
 
 
 def _stage_small_files(
@@ -432,18 +437,18 @@ def _write_info(plan: PreparePlan, meta: Path, scanned: ScannedDataset) -> None:
 
 
 def _known_digests(plan: PreparePlan) -> dict[str, ShardDigest]:
-    """Those of the shards that are appended to."""
+    """Digests of the existing shards when appending."""
     new = frozenset(plan.new)
     if plan.mode != "append" or not (plan.root / DIGESTS).exists():
         return {}
     return {name: each for name, each in read_digests(plan.root / DIGESTS).shards.items() if name not in new}
 
 
-def _clean_up(plan: PreparePlan, means: Means, scanned: ScannedDataset, generation: str) -> None:
-    """What follows when everything is in place: old generations go, and videos get the indices that they lack."""
+def _clean_up(plan: PreparePlan, options: RunOptions, scanned: ScannedDataset, generation: str) -> None:
+    """After publication, remove old generations and build missing seek indices of videos."""
     if plan.dataset.is_remote:
-        if means.sqlite_build_path is not None:
-            means.sqlite_build_path.unlink(missing_ok=True)
+        if options.sqlite_build_path is not None:
+            options.sqlite_build_path.unlink(missing_ok=True)
         return
     remove_old_generations(columnar_folder(plan.root), generation)
     endings = {part.rpartition(".")[2].lower() for part in scanned.media_parts}
@@ -453,7 +458,7 @@ def _clean_up(plan: PreparePlan, means: Means, scanned: ScannedDataset, generati
 
 
 def _remove_marks(plan: PreparePlan) -> None:
-    """Remove last the marks of a run that has not ended."""
+    """Remove the marks of an unfinished run, as the last step."""
     root = plan.root
     remove_temporaries(root / PREPARE_FOLDER, "[!r]*")
     if OF_A_WRITER in plan.mark:
@@ -467,13 +472,13 @@ def _remove_marks(plan: PreparePlan) -> None:
 
 @dataclass(frozen=True)
 class _Staged:
-    """What was written into the staging folder.
+    """Contents of the staging folder.
 
     Attributes:
-        put: Paths to put in place, relative to the dataset.
+        put: Paths to publish, relative to the dataset.
         remove: Paths to remove.
         generation: The new generation of the columnar index.
-        repeated: Members of new shards that are not read, since another of the same name follows.
+        repeated: Members of new shards that are not read, because a later one has the same name.
     """
 
     put: tuple[str, ...]
@@ -482,18 +487,20 @@ class _Staged:
     repeated: RepeatedMembers
 
 
-def _stage_indices(plan: PreparePlan, means: Means, work: _Work, scanned: ScannedDataset, staging: Path) -> _Staged:
-    """Write the columnar index and, if wanted, `.tar.idx`, `index.sqlite`, `index.uuid`, and columns of media.
+def _stage_indices(
+    plan: PreparePlan, options: RunOptions, work: _Work, scanned: ScannedDataset, staging: Path
+) -> _Staged:
+    """Write the columnar index and, if requested, `.tar.idx`, `index.sqlite`, `index.uuid`, and media columns.
 
-    A `.tar.idx` is not flushed to disk by itself, which would take longer than everything else of a small shard. One
-    that a power cut tears has another length or does not ascend; readers say so, and `--tar-index-only` writes it
-    again. Raises DuplicateKeyError: two samples of the dataset have the same key.
+    A `.tar.idx` is not flushed to disk individually, which would take longer than all other work on a small shard. If a
+    power cut damages one, its length is wrong or its offsets do not ascend. Readers report this, and `--tar-index-only`
+    writes it again. Raises DuplicateKeyError: two samples of the dataset have the same key.
     """
     dataset, names = plan.dataset, [shard.name for shard in scanned.shards]
     indices = _ShardIndices(staging, plan.container, frozenset(plan.new))
     with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
-        # SQLite takes longest, and waits for its library, not for Python, while it sorts its indices.
-        database = pool.submit(_stage_database, plan, means, scanned, staging) if plan.sqlite else None
+        # SQLite takes longest. While it sorts its indices, its library releases the GIL.
+        database = pool.submit(_stage_database, plan, options, scanned, staging) if plan.sqlite else None
         current = None if dataset.is_remote else find_columnar(dataset)
         scans = indices.written(zip(names, scanned.scans(), strict=True))
         header = write_columnar(columnar_folder(staging), names, scans, unique_keys=True, old=current)
@@ -515,9 +522,9 @@ def _stage_indices(plan: PreparePlan, means: Means, work: _Work, scanned: Scanne
 
 
 class _ShardIndices:
-    """Writes the index of each shard, where it has one, into the staging folder as their scans pass by.
+    """Writes the index of each shard, if it has one, into the staging folder as the scans pass by.
 
-    `paths` lists them, and `repeated` the members of these shards that are not read.
+    `paths` lists the indices, and `repeated` the members of these shards that are not read.
     """
 
     def __init__(self, staging: Path, container: Container, wanted: frozenset[str]) -> None:
@@ -543,9 +550,9 @@ class _ShardIndices:
             yield scan
 
 
-def _stage_database(plan: PreparePlan, means: Means, scanned: ScannedDataset, staging: Path) -> Path:
-    """Write `index.sqlite`, for a store where the caller wants it; the staging folder then has a link to it."""
-    built = means.sqlite_build_path if plan.dataset.is_remote else None
+def _stage_database(plan: PreparePlan, options: RunOptions, scanned: ScannedDataset, staging: Path) -> Path:
+    """Write `index.sqlite`, for a store at the requested path; the staging folder then has a link to it."""
+    built = options.sqlite_build_path if plan.dataset.is_remote else None
     staged = staging / META_FOLDER / INDEX_SQLITE
     shard_names = [shard.name for shard in scanned.shards]
     rows = enumerate(scanned.scans())
@@ -556,7 +563,7 @@ def _stage_database(plan: PreparePlan, means: Means, scanned: ScannedDataset, st
 
 
 def _finish_database(plan: PreparePlan, staging: Path, database: Path, *, grown: bool) -> None:
-    """Keep in a new database what the old one knows of media, if the samples are the same, and write its UUID."""
+    """Copy media metadata from the old database if the samples are the same, and write its UUID."""
     old = copy_database(plan.dataset.location)
     is_same = old is not None and keep_media_tables(database, old, plan.media_filter, grown=grown)
     write_uuid(staging, read_uuid(plan.root) if plan.same_uuid and is_same else None)
@@ -568,9 +575,9 @@ def _notes_on_growth(dataset: DataFolder) -> Iterator[str]:
     for name in columns.stale:
         stale.setdefault(columns.made_by(name), []).append(name)
     for command, names in stale.items():
-        yield f"of the new samples {', '.join(names)} is not known, and not given out before {command} has run again."
+        yield f"the columns {', '.join(names)} lack values for the new samples; run {command} before you use them."
     if (dataset.local / META_FOLDER / SEEK_TABLE).exists():
-        yield "indices of videos are of the tars before: make them again by `energon_grain.prepare.index_videos`."
+        yield "the seek indices of videos are outdated: call `energon_grain.prepare.index_videos` to build them again."
 
 
 def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -579,8 +586,8 @@ def _notes(shards: Sequence[str], split_parts: Mapping[str, Sequence[str]]) -> I
     listed = [shard for part in split_parts.values() for shard in part]
     several = [shard for shard, times in Counter(listed).items() if times > 1]
     if several:
-        yield f"shards in more than one split part: {len(several)}, such as {several[0]}."
+        yield f"{counted(len(several), 'shard')} in more than one split part, such as {several[0]}."
     in_a_part = set(listed)
     unused = [shard for shard in shards if shard not in in_a_part]
     if unused:
-        yield f"shards in no split part: {len(unused)}, such as {unused[0]}."
+        yield f"{counted(len(unused), 'shard')} in no split part, such as {unused[0]}."

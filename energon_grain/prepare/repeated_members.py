@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Members that a tar has again in the same sample, of which only the last one is read."""
+"""Tar members with the same name in the same sample; only the last one is read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from energon_grain.prepare.listing import printable
 
 
 class RepeatedMembers:
-    """How many members of tars are not read, because a later one in the same sample has their name, and an example.
+    """Number of tar members that are not read because a later one in the same sample has the same name, and an example.
 
-    That is no error, as it is when a key comes again behind another one: `tar --append` and `--update` write new
-    versions of files so, and `tar`, Energon and this library all take the last one.
+    This is not an error, unlike a key that occurs again after another one: `tar --append` and `--update` write new
+    versions of files this way, and `tar`, Energon and this library all take the last one.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class RepeatedMembers:
 
     @classmethod
     def of_index(cls, index: ColumnarIndex) -> RepeatedMembers:
-        """Those of all shards of a dataset, whose index was checked."""
+        """Those of all shards of a dataset with a verified index."""
         found = cls()
         first = index.shard_first.tolist()
         for number, shard in enumerate(index.shards):
@@ -47,6 +47,6 @@ class RepeatedMembers:
         counted = "1 member of a tar is" if self.count == 1 else f"{self.count:,} members of tars are"
         return (
             f"{counted} not read, because a later member of the same sample has the same name, such as "
-            f"{self._example}: the last one counts, as for `tar` and Energon. Write the tar again without the others, "
-            f"or rename them if they should be samples of their own"
+            f"{self._example}: the last one is used, as in `tar` and Energon. Write the tar again without the others, "
+            f"or rename them if they should be separate samples"
         )

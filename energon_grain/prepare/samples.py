@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All samples of a dataset, whatever kind of data it is, and what is known of them before they are read."""
+"""All samples of a dataset of any kind, and their columns."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from energon_grain.sources.source import Source, release_mapped
 
 
 class MeasurableSource(Source, Protocol):
-    """A source with which columns are kept."""
+    """A source that can store columns."""
 
     @property
     def kept(self) -> Any:
-        """The `KeptColumns` of all its samples; None: there is no place to keep them."""
+        """The `KeptColumns` of all its samples; None if it cannot store columns."""
         ...
 
 
@@ -29,16 +29,15 @@ _BLOCK_SAMPLES = 1 << 20
 
 @public
 class Columns(Mapping[str, npt.NDArray[Any]]):
-    """The columns of a dataset by name: `columns["width"]` is a read-only array, (N,), a number a sample.
+    """The columns of a dataset by name: `columns["width"]` is a read-only array, (N,), one number per sample.
 
-    NaN stands for what a sample has not. Those that lie beside an index are memory maps, and so are those in Parquet,
-    Arrow and MDS files once they were read; a column of a member of a join is put together for its rows.
-    To be had from `open_columns`.
+    NaN marks missing values. Columns beside an index are memory maps, as are columns of Parquet, Arrow and MDS files
+    after the first read; a column of a member of a join is assembled for its rows. Created by `open_columns`.
 
     Attributes:
         source: All samples, or all rows of a join.
-        stored: What is known of those that were measured or attached, or are of media.
-        stale: Names of those that are of samples that are not here any more.
+        stored: Metadata of measured, attached and media columns.
+        stale: Names of columns whose samples have changed.
     """
 
     def __init__(self, source: MeasurableSource | Source) -> None:
@@ -61,16 +60,16 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
 
     @property
     def samples(self) -> int:
-        """How many numbers each column has."""
+        """The length of each column."""
         return len(self.source)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """The column of this name.
 
         Raises:
-            KeyNotFoundError: There is none, or it was made for other samples; says which command makes it.
+            KeyNotFoundError: There is no such column, or its samples have changed; names the command that makes it.
             IndexFileError: Its file is damaged.
-            FormatError: A file of the dataset is.
+            FormatError: A file of the dataset is damaged.
             ReadError: An object store cannot be reached.
         """
         column = self.source.column(name, slice(0, self.samples))
@@ -78,7 +77,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         return column
 
     def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
-        """The column in pieces, one after the other, in memory that does not grow with it. Raises as `[name]` does."""
+        """The column in consecutive pieces, in constant memory. Raises as `[name]` does."""
         for begin in range(0, self.samples, _BLOCK_SAMPLES):
             block = self.source.column(name, slice(begin, min(begin + _BLOCK_SAMPLES, self.samples)))
             yield block
@@ -94,7 +93,7 @@ def columns_of(location: str) -> Columns:
 
 
 def opened_samples(location: str, parts: Collection[str] | None) -> MeasurableSource:
-    """All samples of a dataset, with some of their parts."""
+    """Open all samples of a dataset, with some of their parts."""
     kind = kind_at(location)
     if kind.takes_no_columns:
         raise ConfigError(f"{location}: is {kind.described}{kind.takes_no_columns}")
@@ -112,7 +111,7 @@ def opened_samples(location: str, parts: Collection[str] | None) -> MeasurableSo
 
 
 def refuse_unknown(location: str, parts: Collection[str] | None, known: Sequence[str]) -> None:
-    """Raise ConfigError if there is no part of one of these names."""
+    """Raise ConfigError if one of the parts does not exist."""
     unknown = [part for part in parts or () if part not in known]
     if unknown:
-        raise ConfigError(f"{location}: has no part {unknown[0]!r}; there are {', '.join(known[:20])}")
+        raise ConfigError(f"{location}: has no part {unknown[0]!r}; the parts are {', '.join(known[:20])}")

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scanning the shards of a dataset: the work on one shard, all shards on an executor, and what they came to.
+"""Scan the shards of a dataset: the work on one shard, all shards on an executor, and the results.
 
-A worker, in this process or on another machine, runs `scan_shard`: it needs the shard only, writes nothing, and returns
-the scan as bytes. They are appended here to one file, the log, so what is finished is kept whatever happens to workers,
+A worker, in this process or on another machine, runs `scan_shard`. It needs only the shard, writes nothing, and returns
+the scan as bytes. This process appends them to one file, the log, so finished scans survive a crash of workers,
 executor or this process.
 
-A record of the log is 8 bytes of magic; as little-endian uint32, the CRC-32 of all that follows, because the log is not
-flushed to disk; as uint64, the lengths of two msgpack documents; which file was scanned (name, size, time of
-modification, or version of an object), so that the scan of another file is never taken for this one's; the columns. The
-last record of a shard counts, and what a killed process left unfinished at the end is cut off.
+A record of the log is 8 bytes of magic; as little-endian uint32, the CRC-32 of all following bytes, because the log is
+not flushed to disk; as uint64, the lengths of two msgpack documents; the identity of the scanned file (name, size, time
+of modification, or version of an object), so that the scan of another file is never used for it; the columns. The last
+record of a shard counts. An unfinished record of a killed process at the end is cut off.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from energon_grain.storage.settings import StorageSettings, storage_settings, us
 
 MAX_PART_NAMES = 50
 _TASKS_AHEAD = 1024
-"""Shards handed over at a time: enough for a thousand cores, and a bound for the results that may wait here."""
+"""Maximum number of submitted shards: enough for a thousand cores, and a limit for results waiting in this process."""
 _LISTED_FAILURES = 5
 _IN_THREADS_BYTES = 4 << 30
-"""Tars that threads are quick enough for: a core scans 1 to 3 GB/s, and starting a process takes 0.7 s of one."""
+"""Size of tars up to which threads are used: a core scans 1 to 3 GB/s, and starting a process takes 0.7 s of one."""
 _MAGIC = b"EGSCAN2\n"
 _HEAD = struct.Struct("<8sIQQ")
 _COLUMNS: dict[str, type[Any]] = {
@@ -73,10 +73,10 @@ _COLUMNS: dict[str, type[Any]] = {
 
 
 class ShardTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which shard to scan, relative to the dataset; or which files of a plain folder.
+    """A shard to scan, relative to the dataset; or files of a plain folder.
 
-    An ArrayRecord file has an encoding of its `records`, and a number in the dataset for the `first` of them. With
-    `media` it is looked for these, too: among the parts of a tar, or in `files`, of which `name` is the first.
+    An ArrayRecord file has the encoding of its `records`, and the index in the dataset of its `first` record. With
+    `media`, media headers are read as well: among the parts of a tar, or in `files`, whose first one is `name`.
     """
 
     name: str
@@ -87,19 +87,19 @@ class ShardTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of a scanned shard without its columns: what must be unchanged for the scan to hold, and its sums.
+    """A scanned shard without its columns: its identity, which must be unchanged for the scan to be valid, and totals.
 
     Attributes:
-        task: What was to be scanned.
-        size_bytes: Of the file or object.
-        mtime_ns: When a file was modified.
+        task: The task.
+        size_bytes: Size of the file or object.
+        mtime_ns: Modification time of a file.
         generation: Version of an object.
-        samples: How many there are.
-        part_names: Distinct part names, at most 50 (in some datasets every sample has its own), fit to be printed.
-        media: How many parts are media of which something is known.
+        samples: Number of samples.
+        part_names: Distinct part names, at most 50 (in some datasets every sample has its own), printable.
+        media: Number of parts with media metadata.
         media_parts: Names of such parts, at most 50.
-        media_failures: How many parts should be media, but have damaged headers.
-        media_failed: What is wrong with the first few of these, fit to be printed.
+        media_failures: Number of parts that should be media but have damaged headers.
+        media_failed: Messages about the first few of these, printable.
     """
 
     task: ShardTask
@@ -118,31 +118,31 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.task.name
 
     def holds(self, root: str) -> bool:
-        """Look whether the shard below a path or URL is the same now. Raises OSError where that cannot be known."""
-        if is_url(root):  # whose files, one by one, would take as long to ask for as to look at
+        """Whether the shard below a path or URL is unchanged. Raises OSError if that cannot be determined."""
+        if is_url(root):  # checking plain files one by one would take as long as reading their headers
             return not self.task.files and is_unchanged(join(root, self.name), self.generation)
-        return looks(root, self.task) == (self.size_bytes, self.mtime_ns)
+        return stat_task(root, self.task) == (self.size_bytes, self.mtime_ns)
 
 
-def looks(root: str, task: ShardTask) -> tuple[int, int]:
-    """Size and time of modification of a shard; of several files that of all together, and of the last one."""
+def stat_task(root: str, task: ShardTask) -> tuple[int, int]:
+    """Size and modification time of a shard; for several files, the total size and the latest time."""
     found = [os.stat(join(root, name)) for name in task.files or (task.name,)]
     return sum(status.st_size for status in found), max(status.st_mtime_ns for status in found)
 
 
 def scanned(
-    task: ShardTask, scan: ShardScan, looked: tuple[int, int] | None, failures: int = 0, failed: Sequence[str] = ()
+    task: ShardTask, scan: ShardScan, stat: tuple[int, int] | None, failures: int = 0, failed: Sequence[str] = ()
 ) -> ScannedShard:
-    """What is known of a shard by its scan.
+    """Describe a shard by its scan.
 
     Args:
-        task: What was scanned.
-        scan: What was found.
-        looked: See `looks`; None: it is an object.
-        failures: How many media are damaged.
-        failed: What is wrong with the first few of these.
+        task: The task.
+        scan: The result.
+        looked: See `stat_task`; None for an object.
+        failures: Number of damaged media.
+        failed: Messages about the first few of these.
     """
-    size_bytes, mtime_ns = looked or (scan.size_bytes, 0)
+    size_bytes, mtime_ns = stat or (scan.size_bytes, 0)
     return ScannedShard(
         task=task,
         size_bytes=size_bytes,
@@ -168,7 +168,7 @@ _UTF8 = ("utf-8", "surrogateescape")
 
 
 def encode_scan(shard: ScannedShard, scan: ShardScan) -> bytes:
-    """Write a scan as a record of the log: 24 bytes a sample, 20 a part, and the keys."""
+    """Encode a scan as a record of the log: 24 bytes per sample, 20 per part, and the keys."""
     columns = tuple(np.asarray(getattr(scan, name), dtype).tobytes() for name, dtype in _COLUMNS.items())
     names = tuple(name.encode(*_UTF8) for name in scan.part_names)
     media = None
@@ -179,16 +179,16 @@ def encode_scan(shard: ScannedShard, scan: ShardScan) -> bytes:
 
 
 def describe_scan(record: bytes) -> ScannedShard:
-    """Say what `encode_scan` wrote, without looking at its columns. Raises ValueError where it is no such record."""
+    """Decode the head of a record from `encode_scan`, without its columns. Raises ValueError for other records."""
     try:
-        return _SHARD.from_msgpack(bytes(take_apart(record, check=False)[0]))
+        return _SHARD.from_msgpack(bytes(split_record(record, check=False)[0]))
     except msgspec.MsgspecError as error:
-        raise ValueError(f"of another version of this library: {error}") from error
+        raise ValueError(f"written by another version of this library: {error}") from error
 
 
 def decode_scan(record: bytes) -> ShardScan:
-    """Read what `encode_scan` wrote; the arrays share its memory. Raises ValueError where it is damaged."""
-    _, body = take_apart(record)
+    """Decode a record from `encode_scan`; the arrays share its memory. Raises ValueError if it is damaged."""
+    _, body = split_record(record)
     shard, found = describe_scan(record), _ARRAYS.from_msgpack(body)
     columns = zip(_COLUMNS.items(), found.columns, strict=True)
     media = None
@@ -205,38 +205,39 @@ def decode_scan(record: bytes) -> ShardScan:
 
 
 def as_record(head: bytes, body: bytes) -> bytes:
-    """A record of a log, of two documents."""
+    """Encode two documents as a log record."""
     return b"".join([_HEAD.pack(_MAGIC, zlib.crc32(body, zlib.crc32(head)), len(head), len(body)), head, body])
 
 
-def take_apart(record: bytes, *, check: bool = True) -> tuple[memoryview, memoryview]:
-    """Both documents. Raises ValueError where these are no record's bytes, or its checksum differs."""
+def split_record(record: bytes, *, check: bool = True) -> tuple[memoryview, memoryview]:
+    """Both documents. Raises ValueError if these bytes are not a record, or its checksum differs."""
     if len(record) >= _HEAD.size:
         magic, crc32, head_bytes, body_bytes = _HEAD.unpack_from(record)
         if magic == _MAGIC and len(record) == _HEAD.size + head_bytes + body_bytes:
             view = memoryview(record)[_HEAD.size :]
             if check and zlib.crc32(view) != crc32:
-                raise ValueError("its checksum differs")
+                raise ValueError("checksum mismatch")
             return view[:head_bytes], view[head_bytes:]
-    raise ValueError("no record of a log")
+    raise ValueError("not a log record")
 
 
 class RecordLog(ABC):
-    """Records in a file, found again after a kill; what was left unfinished is cut off. For one process at a time."""
+    """Records in a file that survive a crash; an unfinished record is cut off. For one process at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._end = path, 0
+        self.refused_bytes = 0  # size of a record that did not fit on the disk
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
-        with contextlib.suppress(ValueError):  # where a process was killed while it was writing
+        with contextlib.suppress(ValueError):  # an unfinished record of a killed process
             while record := self._read(self._end):
-                take_apart(record)
+                split_record(record)
                 self._note(record, self._end)
                 self._end += len(record)
         os.truncate(path, self._end)
 
     @abstractmethod
     def _note(self, record: bytes, at: int) -> None:
-        """Take in a record that lies at an offset. Raises ValueError where it is none of this log's."""
+        """Register the record at an offset. Raises ValueError if it does not belong to this log."""
 
     def close(self) -> None:
         self._file.close()
@@ -244,7 +245,7 @@ class RecordLog(ABC):
     def add(self, record: bytes) -> None:
         """Append a record, without waiting for the disk.
 
-        Raises ValueError where it is none, and OSError: the disk is full, and nothing was appended.
+        Raises ValueError if it is not a record, and OSError if the disk is full; then nothing was appended.
         """
         try:
             with naming_when_full(self._path):
@@ -253,12 +254,13 @@ class RecordLog(ABC):
                     rest = rest[os.write(self._file.fileno(), rest) :]
             self._note(record, self._end)
         except (OSError, ValueError):
+            self.refused_bytes = len(record)
             os.truncate(self._path, self._end)
             raise
         self._end += len(record)
 
     def _read(self, start: int, size_bytes: int | None = None) -> bytes:
-        """The record at an offset; fewer bytes where it is not whole."""
+        """The record at an offset; fewer bytes if it is incomplete."""
         with open(self._path, "rb") as file:
             if size_bytes is None:
                 file.seek(start)
@@ -272,13 +274,13 @@ class RecordLog(ABC):
 class ScanLog(RecordLog):
     """The scans of the shards of a dataset.
 
-    A shard that has the size that the `index` of the dataset says counts as scanned, unless it is looked for media.
+    A shard with the same size as in the dataset's `index` counts as scanned, unless media headers are requested.
     """
 
     def __init__(self, path: Path, index: ColumnarIndex | None = None) -> None:
         self._index = index
         self._numbers = {} if index is None else {name: number for number, name in enumerate(index.shards)}
-        self._found: dict[ShardTask, tuple[ScannedShard, int, int]] = {}  # with the place of its record
+        self._found: dict[ShardTask, tuple[ScannedShard, int, int]] = {}  # with offset and size of its record
         super().__init__(path)
 
     def _note(self, record: bytes, at: int) -> None:
@@ -291,18 +293,18 @@ class ScanLog(RecordLog):
 
     @property
     def scan_bytes(self) -> list[int]:
-        """Of each shard, what its scan takes in the log."""
+        """Size of the scan of each shard in the log."""
         return [size_bytes for _, _, size_bytes in self._found.values()]
 
     def records(self) -> Iterator[bytes]:
         return (self._read(start, size_bytes) for _, start, size_bytes in self._found.values())
 
     def find(self, task: ShardTask, root: str) -> ScannedShard | None:
-        """What is known of a shard, if its scan is here and the shard is still the same.
+        """The scanned shard, if its scan is in the log and the shard is unchanged.
 
-        An object is looked at only where there is a scan of it: that takes a request.
+        An object is checked only if the log has a scan of it, because that takes a request.
         """
-        with contextlib.suppress(OSError):  # the scan will say what is wrong with it
+        with contextlib.suppress(OSError):  # the scan will report the error
             if task in self._found:
                 shard = self._found[task][0]
                 return shard if shard.holds(root) else None
@@ -312,7 +314,7 @@ class ScanLog(RecordLog):
 
     def _in_index(self, index: ColumnarIndex, task: ShardTask, root: str) -> ScannedShard | None:
         number = self._numbers[task.name]
-        size_bytes, mtime_ns = looks(root, task)
+        size_bytes, mtime_ns = stat_task(root, task)
         if size_bytes != int(index.shard_bytes[number]):
             return None
         first, last = index.shard_first[number : number + 2]
@@ -326,47 +328,47 @@ class ScanLog(RecordLog):
         )
 
     def scan(self, task: ShardTask) -> ShardScan:
-        """Read a scan that is here. Raises StaleIndexError where the log was changed."""
+        """Read a scan from the log. Raises StaleIndexError if the log was changed."""
         if task not in self._found and self._index is not None:
             return self._index.scan(self._numbers[task.name])
         try:
             return decode_scan(self._read(*self._found[task][1:]))
         except (OSError, ValueError) as error:
             raise StaleIndexError(
-                f"{self._path}: the scan of {task.name} was changed or removed ({error}). Prepare again."
+                f"{self._path}: the scan of {task.name} was changed or removed ({error}). Run prepare again."
             ) from error
 
 
 def scan_shard(
     root: str, task: ShardTask, storage: StorageSettings | None = None, container: Container | None = None
 ) -> bytes | Exception:
-    """Scan a shard and return its record; writes nothing, here or elsewhere.
+    """Scan a shard and return its record; writes nothing on any machine.
 
-    What is wrong with the shard is returned. So whatever is raised is a fault of the worker, and worth another try.
-    `root` is an absolute path or a URL; `storage` says how object stores are reached, None leaves what the worker has.
-    `container` is the one of `task.records`; a worker that is given it need not load all kinds to find it.
+    Errors of the shard are returned. A raised exception is therefore a fault of the worker and worth a retry.
+    `root` is an absolute path or a URL; `storage` is the configuration for object stores, None keeps the worker's own.
+    `container` is the one of `task.records`; with it, a worker need not load all kinds to find it.
     """
     if storage is not None and storage != storage_settings():
         use_storage(storage)
     path = join(root, task.name)
     try:
-        found = None if is_url(root) else looks(root, task)
+        found = None if is_url(root) else stat_task(root, task)
         scan, failures, failed = _scan_media(root, task, container or container_of(task.records))
         shard = scanned(task, scan, found, failures, failed)
-        if found is not None and not shard.holds(root):  # an object that changes while it is scanned has been refused
-            raise StaleIndexError(f"{path}: changed while it was scanned. Prepare again when nothing writes to it.")
+        if found is not None and not shard.holds(root):  # an object that changes during the scan is already refused
+            raise StaleIndexError(f"{path}: changed during the scan. Run prepare again when no process writes to it.")
         return encode_scan(shard, scan)
     except FileNotFoundError:
         return DatasetNotFoundError(
-            f"{path}: there is no such file on {socket.gethostname()} (any more). Every machine that scans must see "
-            f"the dataset under the same path: put it on a file system that all share."
+            f"{path}: the file does not exist on {socket.gethostname()}, or was removed during the scan. Every machine "
+            f"that scans must see the dataset under the same path: put it on a shared file system."
         )
     except (EnergonGrainError, OSError) as error:
         return error
 
 
 def _scan_media(root: str, task: ShardTask, container: Container) -> tuple[ShardScan, int, list[str]]:
-    """Scan a shard, or plain files, and look for media where they are wanted: how many are damaged, and the first."""
+    """Scan a shard or plain files, and media headers if requested. Returns also the number and text of failures."""
     if task.files:
         assert task.media is not None
         return media_in_files(root, task.files, task.media)
@@ -382,27 +384,27 @@ def _scan(path: str, task: ShardTask, container: Container) -> ShardScan:
     scan = container.scan(path, task.records, first=task.first)
     if len(scan) == 0:
         error, rule = container.no_sample
-        raise error(f"{path}: holds no sample ({rule}). Remove it, or leave it out with --exclude.")
+        raise error(f"{path}: holds no sample ({rule}). Remove the file, or exclude it with --exclude.")
     return scan
 
 
 def _parts_of(scan: ShardScan, media: MediaRows) -> tuple[str, ...]:
-    """Names of the parts that media are in, in order of first appearance; those that are not UTF-8 name no column."""
+    """Names of the parts that hold media, in order of first appearance; without names that are not UTF-8."""
     names = (scan.part_names[number] for number in np.unique(scan.part_name[media.part]).tolist())
     return tuple(itertools.islice((name for name in names if name == printable(name)), MAX_PART_NAMES))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareProgress:
-    """How far a `prepare` or a conversion is.
+    """Progress of a `prepare` or a conversion.
 
     Attributes:
-        stage: `scan` while shards are read, `write` while `write_dataset` writes them, `convert` while a conversion
-            does, `index` while the files of the index are written, `commit` at the end.
-        shards_done: Shards scanned, or written, so far, those of an interrupted run included.
-        shards_total: Shards of the dataset; 0 while nobody knows how many will be written.
+        stage: `scan` while shards are read, `write` while `write_dataset` writes them, `convert` during a conversion,
+            `index` while the files of the index are written, `commit` at the end.
+        shards_done: Shards scanned or written so far, including those of an interrupted run.
+        shards_total: Shards of the dataset; 0 while the number is unknown.
         samples: Samples found so far.
-        bytes_done: Size of the shards scanned, or converted, so far.
+        bytes_done: Size of the shards scanned or converted so far.
         bytes_total: Size of all shards; 0 while shards in an object store are scanned, or shards are written.
     """
 
@@ -416,12 +418,12 @@ class PrepareProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaReport:
-    """What came of looking for media.
+    """Result of reading media headers.
 
     Attributes:
-        found: How many files are media of which something is known now.
-        failures: How many should be, but have damaged headers: of these nothing is known.
-        failed: What is wrong with the first few of them.
+        found: Number of files with metadata.
+        failures: Number of files that should be media but have damaged headers, and so no metadata.
+        failed: Messages about the first few of these.
     """
 
     found: int
@@ -429,21 +431,21 @@ class MediaReport:
     failed: tuple[str, ...]
 
     def with_failures(self, others: Sequence[str]) -> MediaReport:
-        """The same with files of which nothing is known for another reason."""
+        """The same, plus files without metadata for another reason."""
         failed = (*self.failed, *others)[:LISTED_FAILURES]
         return MediaReport(found=self.found, failures=self.failures + len(others), failed=failed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScannedDataset:
-    """All shards of a dataset, in their order, and where their scans lie."""
+    """All shards of a dataset, in order, and the log with their scans."""
 
     root: str
     """Path or URL."""
     shards: tuple[ScannedShard, ...]
     log: ScanLog
     shards_reused: int
-    """Shards that an interrupted run had scanned already."""
+    """Number of shards that an interrupted run had already scanned."""
 
     @property
     def shard_counts(self) -> dict[str, int]:
@@ -485,11 +487,11 @@ class ScannedDataset:
         )
 
     def check_unchanged(self) -> None:
-        """Raise StaleIndexError if a shard is not the file any more that was scanned."""
+        """Raise StaleIndexError if a shard has changed since its scan."""
         for shard, holds in zip(self.shards, _each(self.root)(self._holds, self.shards), strict=True):
             if not holds:
                 raise StaleIndexError(
-                    f"{join(self.root, shard.name)}: changed since it was scanned. Prepare again when nothing writes "
+                    f"{join(self.root, shard.name)}: changed since its scan. Run prepare again when no process writes "
                     f"to it."
                 )
 
@@ -500,12 +502,12 @@ class ScannedDataset:
             return False
 
     def check_counts(self, info: DatasetInfo) -> None:
-        """Raise StaleIndexError if the shards do not have as many samples as `.info.json` says."""
+        """Raise StaleIndexError if the shards do not have the numbers of samples in `.info.json`."""
         for name, samples in self.shard_counts.items():
             if samples != info.shard_counts.get(name, samples):
                 raise StaleIndexError(
-                    f"{join(self.root, name)}: has {samples} samples, .info.json says {info.shard_counts[name]}. New "
-                    f"indices alone cannot repair that: run `energon-grain prepare {self.root} --force-overwrite`."
+                    f"{join(self.root, name)}: has {samples} samples, but .info.json lists {info.shard_counts[name]}. "
+                    f"Run `energon-grain prepare {self.root} --force-overwrite`; new indices alone do not fix this."
                 )
 
 
@@ -516,8 +518,8 @@ def shard_tasks(
     records: RecordEncoding | None = None,
     media: MediaFilterConfig | None = None,
 ) -> list[ShardTask]:
-    """What is to be scanned of a dataset: its shards in their order, and in tars the media, if they are wanted."""
-    firsts = [0] * len(shards)  # where a key may be made of it: the number in the dataset of each first record
+    """The scan tasks of a dataset: its shards in order, with media headers of tars if requested."""
+    firsts = [0] * len(shards)  # keys may be made from it: the index in the dataset of each first record
     if records not in (None, "msgpack"):
         counts = _each(root)(container_of(records).count, [join(root, name) for name in shards])
         firsts = [0, *itertools.accumulate(counts)][:-1]
@@ -536,29 +538,30 @@ def scan_dataset(
     executor: Executor | None = None,
     progress: Callable[[PrepareProgress], None] = lambda _: None,
 ) -> ScannedDataset:
-    """Scan every shard into the log; those that are there already are not scanned again.
+    """Scan every shard into the log, except those already in it.
 
-    What is wrong with a shard does not stop the others. Anything else that comes out of the executor for a shard, such
-    as the death of a worker, is tried once more, and then wrong with that shard, as a `WorkerError`; after the fifth
-    such shard nothing more is tried. Leaving early cancels what has not begun, and keeps what is done.
+    An error in a shard does not stop the others. A shard whose call raises, for example because its worker died, is
+    tried once more. If that fails too, the shard fails with a `WorkerError`. After the fifth such shard, the run stops.
+    Leaving early cancels calls that have not started, and keeps finished scans.
 
     Args:
         root: Path or URL of the dataset.
         tasks: The shards, in order.
-        log: Where scans are kept.
-        num_workers: See `own_executor`. With an `executor`: shards handed over at a time, at least 1; None is 1,024.
-        executor: Runs `scan_shard` in place of an executor of our own; it is not shut down.
+        log: Stores the scans.
+        num_workers: See `own_executor`. With an `executor`: maximum number of submitted shards, at least 1; None is
+            1,024.
+        executor: Runs `scan_shard` instead of our own executor; it is not shut down.
         progress: Called after every shard.
 
     Raises:
         FormatError: Shards are damaged; the message lists up to five. The scans of the others are kept.
         StaleIndexError: A shard changed while it was read.
         ConfigError: `num_workers` is negative, or 0 for an executor.
-        WorkerError: The executor is broken or shut down, or five shards failed that way.
+        WorkerError: The executor is broken or shut down, or five shards failed.
     """
     ahead = _TASKS_AHEAD if executor is None else _ahead(num_workers)
-    # A store gives the size of an object when it is read.
-    size_bytes = 0 if is_url(root) else sum(looks(root, task)[0] for task in tasks)
+    # For an object, the read itself returns the size.
+    size_bytes = 0 if is_url(root) else sum(stat_task(root, task)[0] for task in tasks)
     now = PrepareProgress(
         stage="scan", shards_done=0, shards_total=len(tasks), samples=0, bytes_done=0, bytes_total=size_bytes
     )
@@ -588,17 +591,17 @@ def scan_dataset(
 
 
 def _ahead(num_workers: int | None) -> int:
-    """How many shards are handed over to an executor at a time."""
+    """Maximum number of submitted shards."""
     if num_workers is not None and num_workers < 1:
         raise ConfigError(
-            f"num_workers is {num_workers}: with an executor it is how many shards are handed over at a time. "
-            f"Give 1 or more."
+            f"num_workers is {num_workers}: with an executor it is the maximum number of submitted shards. "
+            f"Pass 1 or more."
         )
     return _TASKS_AHEAD if num_workers is None else num_workers
 
 
 def _known(root: str, tasks: Sequence[ShardTask], log: ScanLog) -> tuple[list[ScannedShard], list[ShardTask]]:
-    """The shards whose scans are in the log, and what is left to scan."""
+    """The shards whose scans are in the log, and the tasks left to scan."""
     known = [shard for shard in _each(root)(lambda task: log.find(task, root), tasks) if shard is not None]
     scanned = {shard.task for shard in known}
     return known, [task for task in tasks if task not in scanned]
@@ -619,7 +622,7 @@ def _own_executor(
 def _scans(
     root: str, tasks: Sequence[ShardTask], log: ScanLog, executor: Executor, ahead: int
 ) -> Generator[ScannedShard | Exception]:
-    """Scan shards on an executor and log them, in any order; where that failed, the error."""
+    """Scan shards on an executor and log them, in any order; for a failed shard, yield its error."""
     where = root if is_url(root) else os.path.join(os.getcwd(), root)
     storage = storage_settings() if is_url(root) else None
     results = outcomes(
@@ -635,24 +638,24 @@ def _scans(
 
 
 def logged(log: ScanLog, root: str, task: ShardTask, returned: bytes | Exception) -> ScannedShard | Exception:
-    """Note what an executor gave for a shard; where it failed, its error."""
+    """Log the result of a shard from an executor; for a failed shard, return its error."""
     if isinstance(returned, Exception):
         return returned
     try:
         shard = describe_scan(returned)
         if shard.task != task:
-            raise ValueError("of another shard")
+            raise ValueError("the scan of another shard")
         log.add(returned)
         return shard
     except ValueError as error:
         raise WorkerError(
-            f"{join(root, task.name)}: what the worker sent is no scan of this shard ({error}). Are the versions of "
-            f"energon-grain there and here the same?"
+            f"{join(root, task.name)}: the worker did not return a scan of this shard ({error}). Check that the worker "
+            f"has the same version of energon-grain as this program."
         ) from error
 
 
 def _each(root: str) -> Callable[..., Iterable[Any]]:
-    """`map`, side by side where it takes requests."""
+    """`map`, in parallel if it sends requests."""
     return shared_client(storage_settings()).map if is_url(root) else map
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing one shard of any container, and knowing its index when it ends: nothing is read again."""
+"""Write one shard of any container and collect its index on the way: nothing is read again."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from energon_grain.prepare.containers import Compression, ContainerName, UnfitSa
 from energon_grain.storage.atomic import naming_when_full, sync_folder
 
 TEMPORARY = ".writing"
-"""How names of shards end that are being written; they begin with a dot."""
+"""Suffix of shards that are being written; their names also begin with a dot."""
 _UTF8 = ("utf-8", "surrogateescape")
 
 
 class ShardWriter:
-    """Writes one shard, sample by sample, and the columns of its index with it.
+    """Writes one shard, sample by sample, and collects the columns of its index.
 
-    It appears under its name when all of it is written, and not at all otherwise.
+    The shard appears under its name only when it is complete.
 
-    Raises OSError if the file cannot be made.
+    Raises OSError if the file cannot be created.
     """
 
     def __init__(self, path: Path, container: ContainerName = "tar", compression: Compression = "none") -> None:
@@ -45,17 +45,17 @@ class ShardWriter:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the samples so far, with their headers; of records before they are compressed."""
+        """Bytes of the samples so far, with their headers; for records, before compression."""
         return self._file.end
 
     def add(self, key: str, parts: Mapping[str, bytes]) -> None:
         """Add a sample.
 
-        Raises UnfitSampleError if the shard has its key, or the container cannot hold it; nothing of it was written,
-        and OSError if the disk is full. Nothing can be added any more.
+        Raises UnfitSampleError if the shard already has its key, or the container cannot hold it; nothing of it was
+        written. Raises OSError if the disk is full; the shard cannot be continued.
         """
         if key in self._keys:
-            raise UnfitSampleError(f"sample {key!r}: {self._path.name} has a sample with this key already")
+            raise UnfitSampleError(f"sample {key!r}: {self._path.name} already has a sample with this key")
         with self._naming():
             offsets, end = self._file.add(key, parts)
         names = self._names
@@ -67,10 +67,10 @@ class ShardWriter:
         self._keys[key] = None
 
     def close(self, verify: Callable[[Path], None] = lambda _: None) -> ShardScan:
-        """End the shard, flush it to disk, put it in place, and say what a scan of it would find.
+        """Finish the shard, flush it to disk, and rename it. Returns the scan of it.
 
         Args:
-            verify: Is called before it is put in place, and raises what is wrong with it.
+            verify: Called before the rename; raises an error if the file is wrong.
 
         Raises OSError: the disk is full.
         """
@@ -93,7 +93,7 @@ class ShardWriter:
         )
 
     def abandon(self) -> None:
-        """Remove it, unless it is in place."""
+        """Remove the shard, unless it is finished."""
         with suppress(OSError, RuntimeError):
             self._file.abandon()
         self._temporary.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `energon-grain info` says of data, without reading samples."""
+"""The content of `energon-grain info`: describes data without reading samples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartSummary:
-    """One part name: how many there are in the dataset, and their sizes in bytes, with a histogram of these."""
+    """One part name: its count in the dataset, and its sizes in bytes, with a histogram."""
 
     count: int
     total_bytes: int
@@ -52,18 +52,18 @@ class PartSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnSummary:
-    """One column: what is known of samples.
+    """One column.
 
     Attributes:
-        values: How many samples have a value.
-        missing: How many have none.
-        smallest: Of the values; None where there are none.
-        largest: Likewise.
-        mean: Likewise.
-        bins: Values between `smallest` and `largest` in steps of equal width, or of equal ratio if `is_log`.
-        is_log: Whether values differ by more than a factor of a hundred, all above 0.
-        function: What made them, as `module:name`.
-        version: Of that function.
+        values: Number of samples with a value.
+        missing: Number of samples without one.
+        smallest: Smallest value; None without values.
+        largest: Largest value; None without values.
+        mean: Mean value; None without values.
+        bins: Histogram between `smallest` and `largest`, in steps of equal width, or of equal ratio if `is_log`.
+        is_log: Whether all values are above 0 and differ by more than a factor of 100.
+        function: The function that computed them, as `module:name`.
+        version: Version of that function.
     """
 
     values: int
@@ -79,7 +79,7 @@ class ColumnSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitSummary:
-    """One split part, whole shards that are excluded not counted; excluded samples are."""
+    """One split part, without excluded shards; `samples` includes excluded samples."""
 
     shards: int
     samples: int
@@ -88,7 +88,7 @@ class SplitSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SizeBin:
-    """Samples whose parts have at least `from_bytes` and less than `below_bytes` together."""
+    """Samples whose parts have at least `from_bytes` and less than `below_bytes` in total."""
 
     from_bytes: int
     below_bytes: int
@@ -97,28 +97,28 @@ class SizeBin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetSummary:
-    """What a dataset holds.
+    """Summary of a dataset.
 
     Attributes:
         path: Its folder or URL.
         shards: Number of shards.
         samples: Number of samples.
         records: Encoding of the records of ArrayRecord files; None for tars.
-        shard_bytes: Size of all shards, when they were indexed.
+        shard_bytes: Size of all shards at the time of indexing.
         payload_bytes: Bytes of all parts.
-        energon_version: The release whose format the dataset follows, as `.info.json` has it.
-        uuid: Identity that the last `prepare` gave it.
+        energon_version: The Energon release whose format the dataset follows, from `.info.json`.
+        uuid: Identity from the last `prepare`.
         content_id: Digest over all keys, and over names and sizes of all parts.
-        has_sqlite: Whether `index.sqlite` is there.
+        has_sqlite: Whether `index.sqlite` exists.
         parts: By part name.
         splits: By split part; empty without a split file.
-        kind: Of `dataset.yaml`: samples of a type, crude ones, a custom class, or none.
-        sample_type: Class of the samples as the file names it, or why it is not known.
-        field_map: Expression by field; empty where there is none.
+        kind: From `dataset.yaml`: samples of a type, crude ones, a custom class, or none.
+        sample_type: Class of the samples as named in the file, or the reason why it is unknown.
+        field_map: Expression by field; empty without a field map.
         subflavors: Tags of every sample.
         sizes: Histogram of sample sizes, in powers of two, without empty bins at either end.
-        columns: By name, those that have files: what is known of media, and what was measured.
-        stale_columns: Names of columns of samples that are not here any more.
+        columns: By name, the stored columns: media metadata and measured columns.
+        stale_columns: Names of columns whose samples have changed.
     """
 
     path: str
@@ -150,7 +150,7 @@ def summarize_dataset(
     Raises:
         DatasetNotFoundError: There is no prepared dataset.
         IndexFileError: An index is damaged.
-        SplitError: The split file that was asked for is damaged.
+        SplitError: The requested split file is damaged.
         ReadError: An object store cannot be reached.
     """
     folder = open_data(root)
@@ -202,12 +202,12 @@ def _summarize(folder: DataFolder, split_config: str | None, dataset_config: str
 
 
 def summarize_columns(columns: Columns, names: Iterable[str]) -> dict[str, ColumnSummary]:
-    """Describe columns that have files."""
+    """Describe stored columns."""
     return {name: _summarize_column(columns, name, columns.stored[name]) for name in names}
 
 
 def _summarize_column(columns: Columns, name: str, stored: StoredColumn) -> ColumnSummary:
-    """Two passes, in memory that does not grow with the column."""
+    """Uses two passes and constant memory."""
 
     def blocks() -> Iterator[npt.NDArray[np.float64]]:
         for block in columns.blocks(name):
@@ -237,24 +237,24 @@ def _summarize_column(columns: Columns, name: str, stored: StoredColumn) -> Colu
 
 
 def spans_orders(smallest: float, largest: float) -> bool:
-    """Whether values differ by more than a factor of a hundred, all above 0: they are shown by orders of magnitude."""
+    """Whether values are above 0 and differ by more than a factor of 100: they are shown on a logarithmic scale."""
     return smallest > 0 and largest > _LOG_FROM * smallest
 
 
 def edges_of_bins(smallest: float, largest: float, bins: int) -> npt.NDArray[np.float64]:
-    """(bins + 1,) of bins of equal width, or of equal ratio where values span orders; one for one value."""
+    """(bins + 1,) edges of equal width, or of equal ratio if `spans_orders`; a single bin for a single value."""
     if largest <= smallest:
         return np.array([smallest - 0.5, largest + 0.5])
     return (np.geomspace if spans_orders(smallest, largest) else np.linspace)(smallest, largest, bins + 1)
 
 
 def count_in_bins(values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """(bins,) how many values each bin has; they lie between the first edge and the last."""
+    """(bins,) the number of values per bin; values are between the first and the last edge."""
     return np.bincount(np.searchsorted(edges[1:-1], values, side="right"), minlength=len(edges) - 1)
 
 
 def _powers(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """(65,) how many sizes lie below each power of two and not below the one before."""
+    """(65,) the number of sizes in each bin, from one power of two up to the next."""
     return np.bincount(_exponents(sizes), minlength=_POWERS)
 
 
@@ -271,7 +271,7 @@ def _bins(powers: npt.NDArray[np.int64]) -> tuple[SizeBin, ...]:
 
 
 def sizes_of_samples(source: Source) -> tuple[tuple[SizeBin, ...], int]:
-    """A histogram of the sizes of samples, and the sum of them."""
+    """A histogram of the sizes of samples, and their sum."""
     powers, total_bytes = np.zeros(_POWERS, np.int64), 0
     for begin in range(0, len(source), _BLOCK_SAMPLES):
         sizes = source.sizes(np.arange(begin, min(begin + _BLOCK_SAMPLES, len(source))))
@@ -280,7 +280,7 @@ def sizes_of_samples(source: Source) -> tuple[tuple[SizeBin, ...], int]:
 
 
 def _measure(index: ColumnarIndex) -> tuple[dict[str, PartSummary], npt.NDArray[np.int64]]:
-    """Add up the parts of each name, and count the sizes of samples by `_powers`; memory does not grow with them."""
+    """Summarize the parts of each name, and count the sizes of samples as `_powers`; in constant memory."""
     kinds = len(index.part_names)
     counts, totals, largest = (np.zeros(kinds, np.int64) for _ in range(3))
     of_kinds = np.zeros(kinds * _POWERS, np.int64)
@@ -296,7 +296,7 @@ def _measure(index: ColumnarIndex) -> tuple[dict[str, PartSummary], npt.NDArray[
         np.minimum.at(smallest, name, size)
         np.maximum.at(largest, name, size)
         running = np.concatenate([[0], np.cumsum(size, dtype=np.int64)])
-        powers += _powers(np.diff(running[start - start[0]]))  # so, since a sample may have no part at all
+        powers += _powers(np.diff(running[start - start[0]]))  # not `np.add.reduceat`: a sample may have no parts
         for column in (index.part_start, index.part_name, index.part_size):
             release_pages(column)
     parts = {
@@ -336,18 +336,18 @@ def _splits(root: Path, name: str | None, info: DatasetInfo, *, required: bool) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplesSummary:
-    """What data of a kind without words of its own hold.
+    """Summary of data of a kind without its own summary.
 
     Attributes:
-        path: The data, as they were named.
-        files: How many.
+        path: The data, as named by the caller.
+        files: Number of files.
         samples: Number of samples.
-        size_bytes: Of all samples.
-        content_id: Digest of what is served.
+        size_bytes: Size of all samples.
+        content_id: Digest of the samples.
         parts: Names of parts.
         sizes: Histogram of the sizes of samples, in powers of two.
-        columns: As of a dataset.
-        stale_columns: As of a dataset.
+        columns: As in `DatasetSummary`.
+        stale_columns: As in `DatasetSummary`.
     """
 
     path: str
@@ -361,9 +361,9 @@ class SamplesSummary:
     stale_columns: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """What people read."""
+        """The text for users."""
         samples = f"  {counted(self.samples, 'sample')} in {counted(self.files, 'file')}"
-        kind = "  samples are plain dicts, to be cooked by the program (crude); their parts are "
+        kind = "  samples are plain dicts (crude), for a cooker in your program; their parts are "
         return [
             self.path,
             f"{samples}, {format_bytes(self.size_bytes)}",
@@ -375,7 +375,7 @@ class SamplesSummary:
 
 
 def summarize_samples(found: Opened) -> SamplesSummary:
-    """Describe data that are read as they are by what every source knows."""
+    """Describe data that are read directly, with the attributes of every source."""
     source = found.source
     sizes, size_bytes = sizes_of_samples(source)
     columns = Columns(source)
@@ -394,21 +394,22 @@ def summarize_samples(found: Opened) -> SamplesSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableSummary:
-    """What files hold that are read as they are, row by row or in groups of rows.
+    """Summary of files that are read directly, row by row or in groups of rows.
 
     Attributes:
-        path: The files, as they were named.
-        files: How many.
-        row_groups: Row groups, record batches or runs of samples in all of them; None: each sample is read by itself.
-        group_word: What these are called.
-        are_blocks: Whether a shuffle keeps to them.
+        path: The files, as named by the caller.
+        files: Number of files.
+        row_groups: Number of row groups, record batches or runs of samples in all files; None if each sample is read
+            individually.
+        group_word: Name of these groups.
+        are_blocks: Whether a shuffle keeps them together.
         samples: Number of rows.
-        size_bytes: Of all columns, uncompressed.
+        size_bytes: Uncompressed size of all columns.
         content_id: Digest of names, sizes and heads of the files.
-        columns: Arrow's type of each, by name.
-        measured: Columns that were measured of the rows, and do not lie in the files.
-        stale_columns: As of a dataset.
-        row_group_bytes: Uncompressed, of a group in the mean, and of the largest.
+        columns: Arrow type of each column, by name.
+        measured: Columns measured from the rows, which are not in the files.
+        stale_columns: As in `DatasetSummary`.
+        row_group_bytes: Uncompressed size of a group: mean, and largest.
     """
 
     path: str
@@ -425,19 +426,19 @@ class TableSummary:
     row_group_bytes: tuple[int, int]
 
     def lines(self) -> list[str]:
-        """What people read."""
+        """The text for users."""
         measured = column_lines(self.measured, self.stale_columns)
         groups: list[str] = []
         if self.row_groups is not None:
             mean, largest = map(format_bytes, self.row_group_bytes)
-            groups = [f"  {counted(self.row_groups, self.group_word)} of {mean} in the mean, {largest} at most; "]
-            groups[0] += "a shuffle is in as many at a time as it has lanes (48)" if self.are_blocks else "any is near"
+            groups = [f"  {counted(self.row_groups, self.group_word)}, {mean} on average, {largest} at most; "]
+            groups[0] += "a shuffle reads one per lane (48) at a time" if self.are_blocks else "all are cheap to read"
         return [
             self.path,
             f"  {counted(self.samples, 'sample')} in {counted(self.files, 'file')}, "
-            f"{format_bytes(self.size_bytes)} of columns, not compressed",
+            f"{format_bytes(self.size_bytes)} of columns, uncompressed",
             *groups,
-            "  samples are plain dicts, to be cooked by the program (crude); their parts are columns",
+            "  samples are plain dicts (crude), for a cooker in your program; their parts are columns",
             "",
             "Parts",
             *table([*self.columns.items()], "<<"),
@@ -447,15 +448,15 @@ class TableSummary:
 
 
 def column_lines(columns: Mapping[str, ColumnSummary], stale: Sequence[str]) -> list[str]:
-    """What people read about columns."""
+    """The text for users about columns."""
     lines = ["Columns", *table(*column_rows(columns)), ""] if columns else []
     if stale:
-        lines += [f"Columns of samples that are not here any more: {', '.join(stale)}.", ""]
+        lines += [f"Outdated columns, whose samples have changed: {', '.join(stale)}. Measure them again.", ""]
     return lines
 
 
 def column_rows(columns: Mapping[str, ColumnSummary]) -> tuple[list[tuple[str, ...]], str]:
-    """A row for each column, and how they are aligned, for `table`."""
+    """A row for each column, and the alignment, for `table`."""
     return [_column(*item, HEADER_FUNCTION) for item in columns.items()], "<>><<<"
 
 
@@ -471,7 +472,7 @@ def _column(name: str, column: ColumnSummary, of_media: str) -> tuple[str, ...]:
 
 
 def sparkline(counts: Sequence[int]) -> str:
-    """A histogram in one line: the height of each bar is in proportion, and one that is not empty shows.
+    """A histogram in one line. The height of each bar is proportional; non-empty bars are always visible.
 
     >>> sparkline([0, 1, 4, 8])
     ' ▁▄█'
@@ -481,7 +482,7 @@ def sparkline(counts: Sequence[int]) -> str:
 
 
 def histogram_lines(sizes: Sequence[SizeBin]) -> list[str]:
-    """What people read about the sizes of samples."""
+    """The text for users about the sizes of samples."""
     most = max((size.samples for size in sizes), default=0)
     rows: list[tuple[str, ...]] = []
     for size in sizes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards of samples, written in workers: samples are checked and encoded, and each shard appears when it is whole."""
+"""Write shards in workers: samples are checked and encoded, and each shard appears when it is complete."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from energon_grain.prepare.containers import (
 from energon_grain.prepare.encode import encode_part
 from energon_grain.prepare.executors import outcomes, own_executor, portable
 from energon_grain.prepare.listing import in_order
-from energon_grain.prepare.scan import ScannedShard, ShardTask, encode_scan, logged, looks, scanned
+from energon_grain.prepare.scan import ScannedShard, ShardTask, encode_scan, logged, scanned, stat_task
 from energon_grain.prepare.shard_writer import TEMPORARY, ShardWriter
 from energon_grain.prepare.writing import PartLog
 from energon_grain.samples.sample import BASE_FIELDS
@@ -44,19 +44,19 @@ _TASKS_A_WORKER = 2
 _MOST_AHEAD = 1024
 _MANY_JOBS, _LARGE = 1 << 30, 1 << 40
 WrittenSample: TypeAlias = Mapping[str, Any]
-"""A sample to be written: its key at `__key__`, its parts by their names."""
+"""A sample to write: its key at `__key__`, its parts by name."""
 ShardJob: TypeAlias = tuple[ShardTask, Callable[[], Iterator[Sample]], str]
-"""A shard to be written, what gives its samples (it goes to a worker by cloudpickle), and where these come from."""
+"""A shard to write, a function that returns its samples (sent to a worker by cloudpickle), and their origin."""
 
 
 def check_container(container: ContainerName, compression: Compression) -> None:
-    """Raise ConfigError where there is no such kind of shard."""
+    """Raise ConfigError if there is no such container or compression."""
     if all(container != each.name for each in containers()) or compression not in ("none", "zstd"):
         raise ConfigError(
-            f"container={container!r}, compression={compression!r}: 'tar' or 'array-record', 'none' or 'zstd'"
+            f"container={container!r}, compression={compression!r}: expected 'tar' or 'array-record', 'none' or 'zstd'"
         )
     if compression != "none" and container == "tar":
-        raise ConfigError(f"compression={compression!r}: is for records; tars are read at random, so uncompressed")
+        raise ConfigError(f"compression={compression!r}: only records can be compressed; use 'none' for tars")
 
 
 def write_shards(
@@ -72,23 +72,23 @@ def write_shards(
     executor: Executor | None = None,
     progress: Callable[[Mapping[str, ScannedShard]], None],
 ) -> tuple[dict[str, ScannedShard], int]:
-    """Write shards into a folder that `begin_writing` marked, in workers; the first that fails ends all.
+    """Write shards into a folder that `begin_writing` marked, in workers; the first failure stops the run.
 
     Args:
-        jobs: The shards. Without samples there is none.
-        container: Kind of the shards.
-        compression: Of each record of an ArrayRecord file.
-        verify: Read each one back and compare.
-        count: How many there are at most; None: nobody knows.
-        progress: Called after every shard, with those that are in place.
+        jobs: The shards. A job without samples writes none.
+        container: Container of the shards.
+        compression: Compression of each record of an ArrayRecord file.
+        verify: Read each shard back and compare.
+        count: Maximum number of shards; None if unknown.
+        progress: Called after every shard, with the finished ones.
 
     Returns:
-        Those that are in place, by name, in the order of their numbers; and how many of them were there before.
+        The finished shards, by name, in the order of their numbers; and how many of them existed before.
 
     Raises:
-        EnergonGrainError: A sample cannot be given, or not be held.
+        EnergonGrainError: A sample cannot be produced, or does not fit into the container.
         OSError: The disk is full.
-        WorkerError: A process died twice over a shard.
+        WorkerError: A process died twice on a shard.
     """
     _remove_unfinished(root)
     found: dict[str, ScannedShard] = {}
@@ -142,13 +142,13 @@ def _remove_unfinished(root: Path) -> None:
 def make_shard(
     root: str, task: ShardTask, container: ContainerName, compression: Compression, verify: bool, samples: bytes
 ) -> bytes | Exception:
-    """Write a shard and return its record, no bytes where there is no sample, or what is wrong with the samples.
+    """Write a shard and return its record, no bytes without samples, or the error of a sample.
 
     Args:
         root: The dataset, as an absolute path.
-        compression: Of each record of an ArrayRecord file.
-        verify: Read it back and compare, before it gets its name.
-        samples: What gives them, and where they come from, by cloudpickle.
+        compression: Compression of each record of an ArrayRecord file.
+        verify: Read the shard back and compare, before it gets its name.
+        samples: The function that returns the samples, and their origin, pickled by cloudpickle.
     """
     shard: ShardWriter | None = None
     give, where = cloudpickle.loads(samples)
@@ -158,8 +158,8 @@ def make_shard(
         deque(found.of(container_named(container).read(path)), maxlen=0)
         if found != written:
             raise ReadError(
-                f"{os.path.join(root, task.name)}: what was written is not what was to be ({found.samples} of "
-                f"{written.samples} samples came back, or others). Is the disk in order? Run the same again"
+                f"{os.path.join(root, task.name)}: the written file differs from the samples ({found.samples} of "
+                f"{written.samples} samples were read back, or others). Check the disk, and run the same command again"
             )
 
     try:
@@ -180,20 +180,20 @@ def make_shard(
 def written_record(
     root: str, task: ShardTask, shard: ShardWriter, verify: Callable[[Path], None] | None = None
 ) -> bytes:
-    """End a shard, and give its record; see `ShardWriter.close`."""
+    """Finish a shard, and return its record; see `ShardWriter.close`."""
     scan = shard.close(verify) if verify else shard.close()
-    return encode_scan(scanned(task, scan, looks(root, task)), scan)
+    return encode_scan(scanned(task, scan, stat_task(root, task)), scan)
 
 
 class SampleDigest:
-    """Digest over key and parts, in order, of one sample after the other."""
+    """Digest over the keys and parts, in order, of a series of samples."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self.samples = 0
 
     def of(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Pass samples on, and take them in."""
+        """Pass samples on, and add them to the digest."""
         for key, parts in samples:
             yield key, parts
             self.samples += 1
@@ -214,26 +214,26 @@ class SampleDigest:
 
 
 def parts_of(sample: WrittenSample) -> tuple[str, dict[str, bytes]]:
-    """Key and encoded parts of a sample that is to be written.
+    """Key and encoded parts of a sample to write.
 
-    What samples of loaders carry besides their parts (`__restore_key__`, `__sources__`, `__subflavors__`) is left out,
-    and so are parts that are None.
+    Other fields of samples from loaders (`__restore_key__`, `__sources__`, `__subflavors__`) are left out, as are parts
+    that are None.
 
     Raises:
-        UnfitSampleError: The key, or the name of a part, breaks the rules.
+        UnfitSampleError: The key, or the name of a part, is invalid.
         ConfigError: A value does not fit the name of its part.
     """
     key = sample.get("__key__")
     if not isinstance(key, str):
-        raise UnfitSampleError(f"a sample with the parts {sorted(map(str, sample))} has no text at '__key__'")
+        raise UnfitSampleError(f"a sample with the parts {sorted(map(str, sample))} has no '__key__' that is a string")
     parts: dict[str, bytes] = {}
-    given: Any = sample  # whose keys nobody checked
+    given: Any = sample  # its keys are unchecked
     for part, value in given.items():
         if part in BASE_FIELDS or value is None:
             continue
         if not _is_part_name(part):
             raise UnfitSampleError(
-                f"sample {key!r}: the part {part!r} must have a name, such as 'jpg' or 'seg.png', without slashes, "
+                f"sample {key!r}: the part {part!r} needs a name such as 'jpg' or 'seg.png', without slashes, "
                 f"backslashes and control characters, that does not begin with '__'"
             )
         try:
@@ -242,11 +242,11 @@ def parts_of(sample: WrittenSample) -> tuple[str, dict[str, bytes]]:
             error.add_note(f"sample {key!r}")
             raise ConfigError(f"sample {key!r}, {error}") from error
     if not parts:
-        raise UnfitSampleError(f"sample {key!r} has no part: in a shard it would not be a sample of its own")
+        raise UnfitSampleError(f"sample {key!r} has no part; a shard cannot store a sample without parts")
     if not _PLAIN_KEY.fullmatch(key):
         _check_key(key)
     longest = max(map(len, parts))
-    if len(key) + longest >= _LONGEST_NAME // 4:  # characters, of at most four bytes
+    if len(key) + longest >= _LONGEST_NAME // 4:  # characters of at most four bytes
         _check_length(key, parts)
     return key, parts
 
@@ -259,8 +259,8 @@ def _check_length(key: str, parts: Iterable[str]) -> None:
     found = max(len(f"{key}.{part}".encode()) for part in parts)
     if found > _LONGEST_NAME:
         raise UnfitSampleError(
-            f"sample {key[:40]!r}…: the name of a member of it has {found} bytes, of {_LONGEST_NAME} at most; give "
-            f"it a shorter key, and keep the long one in a part"
+            f"sample {key[:40]!r}…: the name of one of its members has {found} bytes, at most {_LONGEST_NAME} are "
+            f"allowed; use a shorter key, and store the long one in a part"
         )
 
 
@@ -272,12 +272,12 @@ def _check_key(key: str) -> None:
         "has a folder '..' or '.'": bool({"..", "."} & set(folders)),
         "has an empty folder": "" in folders[1:] or (len(folders) > 1 and not folders[0]),
         "has a control character, a backslash or a surrogate": bool(_CONTROL.search(key)),
-        "has a dot behind its last slash": "." in folders[-1],
-        "lies in a reserved folder '__…__'": bool(re.fullmatch(r"__.*__", folders[0])) and len(folders) > 1,
+        "has a dot after its last slash": "." in folders[-1],
+        "is in a reserved folder '__…__'": bool(re.fullmatch(r"__.*__", folders[0])) and len(folders) > 1,
     }
     broken = [rule for rule, breaks in rules.items() if breaks]
     if broken:
         raise UnfitSampleError(
-            f"the key {key[:80]!r} {' and '.join(broken)}: a key is a relative path like 'cats/000123', in UTF-8, "
-            f"whose last name has no dot, because the first one there ends the key in a member's name"
+            f"the key {key[:80]!r} {' and '.join(broken)}: expected a relative path like 'cats/000123', in UTF-8, "
+            f"without a dot in its last name, because the first dot there ends the key in a member's name"
         )

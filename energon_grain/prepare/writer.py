@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a dataset: samples become shards and index in one pass, in one process or in many.
+"""Write a dataset: samples become shards and index in one pass, in one process or in many.
 
-A shard is written under a temporary name, flushed to disk and renamed; what its index is to say is known by then, and
-goes into a log (`prepare.writing`). At the end `prepare_dataset` makes the index of all logs, the very one that it
-would make by scanning the shards. So a process that is killed leaves whole shards, and a second run goes on behind
-them.
+A shard is written under a temporary name, flushed to disk and renamed. Its index data are then known and go into a log
+(`prepare.writing`). At the end, `prepare_dataset` builds the index from all logs; it equals the index from scanning the
+shards. A killed process therefore leaves complete shards, and a second run continues after them.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ T = TypeVar("T")
 
 
 class DatasetOptions(TypedDict, total=False):
-    """What a new dataset says besides its samples, for `prepare_dataset`. All shards are `train` by default."""
+    """Metadata of a new dataset besides its samples, for `prepare_dataset`. All shards are `train` by default."""
 
     split_ratio: Mapping[str, float] | Sequence[float] | None
     split_patterns: Mapping[str, str | Sequence[str]] | None
@@ -66,15 +65,15 @@ class DatasetOptions(TypedDict, total=False):
 
 
 def _checked(options: DatasetOptions, append: bool) -> DatasetOptions:
-    """The options, with what is default for data that is written; refused now rather than behind the last sample."""
+    """The options with the defaults for written data; invalid ones are refused before the first sample is written."""
     if (ratio := options.get("split_ratio")) is not None:
         name_ratio(ratio)
-    said = {name: options.get(name) for name in ("sample_type", "field_map", "crude", "subflavors")}
+    definition = {name: options.get(name) for name in ("sample_type", "field_map", "crude", "subflavors")}
     if append:
-        if given := [name for name, value in said.items() if value]:
-            raise ConfigError(f"append=True: what samples are is known, leave out {', '.join(given)}")
+        if given := [name for name, value in definition.items() if value]:
+            raise ConfigError(f"append=True keeps the dataset's sample type: remove {', '.join(given)}")
         return options
-    crude = bool(said["crude"]) or said["sample_type"] is None
+    crude = bool(definition["crude"]) or definition["sample_type"] is None
     define_dataset(
         sample_type=options.get("sample_type"),
         field_map=options.get("field_map"),
@@ -93,36 +92,36 @@ class DatasetWriter:
         with DatasetWriter("photos", shard_bytes=256 << 20) as write:
             write({"__key__": "000000", "jpg": image, "json": {"caption": "a cat"}})
 
-    Parts are encoded by the ends of their names (`encode_part`). A shard appears when it is whole. When the block ends,
-    the index is made and the dataset is prepared, for this library and for Megatron-Energon; where it is left by an
-    exception, or killed, the shards that are whole stay, and `resume=True` goes on behind them.
+    Parts are encoded by the extensions of their names (`encode_part`). A shard appears when it is complete. At the end
+    of the block, the index is built and the dataset is prepared, for this library and for Megatron-Energon. After an
+    exception or a kill, complete shards are kept, and `resume=True` continues after them.
 
-    Several processes write one dataset as its parts, each with its `part` of `parts`; each calls `close`, or leaves the
-    block, and when all have, one calls `prepare_dataset(root, split_ratio=…, crude=…)`, which scans nothing. The shards
-    of part 0 come first, then those of part 1.
+    Several processes can write one dataset in parts, each with its `part` of `parts`; each calls `close`, or leaves the
+    block. When all have, one calls `prepare_dataset(root, split_ratio=…, crude=…)`, which scans nothing. The shards of
+    part 0 are first, then those of part 1.
 
     Args:
-        root: A new or empty folder of this machine; with `append`, a dataset.
-        shard_bytes: A shard ends with the sample that makes it so large.
-        shard_samples: Or with this one; None: only size counts.
-        name: What names of shards begin with, `shard-000000.tar`; may hold folders.
-        container: Kind of the shards: tars, or ArrayRecord files, which Energon does not read.
-        compression: Of each record of ArrayRecord files.
-        part: Which of several writers this is, from 0.
-        parts: How many there are; the number belongs to what is written, as the shards depend on it.
+        root: A new or empty local folder; with `append`, a dataset.
+        shard_bytes: A shard ends with the sample that reaches this size.
+        shard_samples: Maximum number of samples per shard; None: only size counts.
+        name: Prefix of shard names, as in `shard-000000.tar`; may contain folders.
+        container: Container of the shards: tars, or ArrayRecord files, which Energon does not read.
+        compression: Compression of each record of ArrayRecord files.
+        part: Index of this writer, from 0.
+        parts: Number of writers; must stay the same when resuming, because the shards depend on it.
         append: Add shards to a dataset; only they are indexed. See `append` of `prepare_dataset`.
-        resume: What to do about a write into this folder that is not finished: True goes on behind the shards that are
-            whole, and `samples_done` says how many samples not to write again; False removes them. None refuses.
-        options: What the dataset says: `split_ratio`, `split_patterns`, `split_config`, `sample_type` and `field_map`,
+        resume: How to treat an unfinished write in this folder: True continues after the complete shards, and
+            `samples_done` is the number of samples to skip; False removes them; None raises an error.
+        options: The dataset's metadata: `split_ratio`, `split_patterns`, `split_config`, `sample_type` and `field_map`,
             `crude` (the default), `subflavors`, `sqlite`; see `prepare_dataset`. All shards are `train` by default.
-            With several `parts` they go to `prepare_dataset` instead.
+            With several `parts`, pass them to `prepare_dataset` instead.
 
     Attributes:
-        report: What was prepared, when it is closed.
+        report: The report of `prepare_dataset`, after closing.
 
     Raises:
-        RefusedError: `root` holds something else, or another process writes this part.
-        ConfigError: An argument does not fit.
+        RefusedError: `root` holds other data, or another process writes this part.
+        ConfigError: An argument is invalid.
         DatasetNotFoundError: `append`, and there is no dataset.
     """
 
@@ -144,11 +143,11 @@ class DatasetWriter:
         if shard_bytes < 1 or (shard_samples is not None and shard_samples < 1):
             raise ConfigError(f"shard_bytes={shard_bytes}, shard_samples={shard_samples}: must be at least 1")
         if not 0 <= part < parts:
-            raise ConfigError(f"part={part}, parts={parts}: parts are numbered from 0 to parts - 1")
+            raise ConfigError(f"part={part}, parts={parts}: part must be from 0 to parts - 1")
         if parts > 1 and options:
             raise ConfigError(
-                f"{', '.join(options)}: with several parts, prepare_dataset, which one process calls at the end, takes "
-                f"what the dataset says"
+                f"{', '.join(options)}: with several parts, pass these to prepare_dataset, which one process calls at "
+                f"the end"
             )
         self._options = _checked(options, append)
         self._shard_bytes, self._shard_samples = shard_bytes, shard_samples
@@ -158,8 +157,8 @@ class DatasetWriter:
         root = self._target.root
         if resume is None and has_part(root, part, parts):
             raise RefusedError(
-                f"{root}: holds what a writer wrote that did not come to its end. resume=True goes on behind its whole "
-                f"shards (samples_done says how many samples these have), resume=False removes them"
+                f"{root}: holds an unfinished write. resume=True continues after its complete shards (samples_done is "
+                f"the number of samples in them), resume=False removes them"
             )
         self._target.begin()
         self._log = PartLog(root, part, parts, find_columnar(open_folder(root)))
@@ -184,7 +183,7 @@ class DatasetWriter:
         return self._target.task(self._name(self._number))
 
     def _find_whole_shards(self, *, keep: bool) -> None:
-        """Count those that were written before and are known, and remove what lies behind them."""
+        """Count the complete shards of an earlier run, and remove files after them."""
         root = str(self._target.root)
         keep = keep or self._name(0) in self._target.indexed
         while keep and (known := self._log.log.find(self._task(), root)) is not None:
@@ -211,19 +210,19 @@ class DatasetWriter:
         self.write(sample)
 
     def write(self, sample: WrittenSample) -> None:
-        """Add a sample: its key at `__key__`, its parts by their names.
+        """Add a sample: its key at `__key__`, its parts by name.
 
-        Keys are relative paths such as `cats/000123`, without a dot in their last name, and occur once in a dataset:
-        within a shard that is seen at once, else when the index is made.
+        Keys are relative paths such as `cats/000123`, without a dot in their last name, and unique in a dataset.
+        Duplicates within a shard are refused at once, others when the index is built.
 
         Raises:
-            UnfitSampleError: The key, or the name of a part, breaks the rules, or the shard has that key. The sample
-                was not written; the next one may be.
-            ConfigError: A value does not fit the name of its part; likewise.
-            OSError: The disk is full. Shards that are whole stay.
+            UnfitSampleError: The key, or the name of a part, is invalid, or the shard already has that key. The sample
+                was not written; writing can continue.
+            ConfigError: A value does not fit the name of its part; writing can continue.
+            OSError: The disk is full. Complete shards are kept.
         """
         if self._closed:
-            raise RefusedError(f"{self._target.root}: this writer was closed, or has failed; make another one")
+            raise RefusedError(f"{self._target.root}: this writer was closed, or has failed; create a new one")
         key, parts = parts_of(sample)
         try:
             if self._shard is None:
@@ -245,15 +244,15 @@ class DatasetWriter:
         self._number += 1
 
     def close(self) -> PrepareReport | None:
-        """End the last shard, and make the index; one of several parts is only marked as whole.
+        """Finish the last shard, and build the index; one of several parts is only marked as complete.
 
         Returns:
-            What was prepared; None of one of several parts.
+            The report of `prepare_dataset`; None for one of several parts.
 
         Raises:
             EmptyDatasetError: There is no sample.
-            EnergonGrainError: As `prepare_dataset`: shards with a key in common, fewer shards than split parts. The
-                shards stay, and `prepare_dataset` with what helps makes the index of them.
+            EnergonGrainError: As `prepare_dataset`: shards with a common key, fewer shards than split parts. The
+                shards are kept; calling `prepare_dataset` with other arguments builds their index.
         """
         if self._closed:
             return self.report
@@ -270,15 +269,13 @@ class DatasetWriter:
             try:
                 self.report = self._target.prepare(names, self._options)
             except EnergonGrainError as error:
-                ways = (
-                    "prepare_dataset with what helps makes the index of them, a writer with resume=False removes them"
-                )
-                error.add_note(f"{self._target.root}: the shards that were written stay; {ways}")
+                ways = "call prepare_dataset with other arguments to index them, or use resume=False to remove them"
+                error.add_note(f"{self._target.root}: the written shards are kept; {ways}")
                 raise
         return self.report
 
     def abandon(self) -> None:
-        """Remove the shard that is being written, and keep those that are whole, for a writer with `resume=True`."""
+        """Remove the unfinished shard, and keep complete ones, for a writer with `resume=True`."""
         if not self._closed:
             self._closed = True
             if self._shard is not None:
@@ -287,7 +284,7 @@ class DatasetWriter:
 
 
 class _Target:
-    """The folder that shards are written into, and what they are."""
+    """The folder to write into, and the format of its shards."""
 
     def __init__(
         self,
@@ -300,32 +297,32 @@ class _Target:
     ) -> None:
         location = located(root)
         if is_url(location):
-            raise ConfigError(f"{location}: datasets are written to a file system; copy the new one to the store")
+            raise ConfigError(f"{location}: datasets are written to a file system; upload the new one to the store")
         self.root, self.name, self._append = Path(location), name, append
         self.container: ContainerName = container
         self.compression: Compression = compression
         check_container(container, compression)
         if not name or name != printable(name) or {"", ".", "..", META_FOLDER} & set(name.split("/")):
-            raise ConfigError(f"name={name!r}: is a relative path such as 'shard' or 'photos/shard'")
+            raise ConfigError(f"name={name!r}: expected a relative path such as 'shard' or 'photos/shard'")
         has_shards = append or is_prepared(self.root)
         self.indexed: Collection[str] = read_info(self.root).shard_counts if has_shards else ()
         if append:
             _check_appendable(self.root, container)
         first = self._first_free() if append else 0
-        # An append that was killed when its shards were in the index already is still the same one. The plan is read
-        # last: where there is none, no other part can have written what was counted as there.
+        # An append that was killed after its shards were indexed is still the same one. Read the plan last: without
+        # one, no other part can have written the shards counted above.
         begun = read_plan(self.root) or {}
         self.first = int(begun.get("first", first))
         self._plan = {"container": container, "compression": compression, "name": name, "first": self.first, **settings}
 
     def begin(self, *, any_function: bool = False) -> None:
-        """See `begin_writing`. A dataset that is appended to gets its index first, where it has none."""
+        """See `begin_writing`. A dataset to append to first gets an index, if it has none."""
         begin_writing(self.root, self._plan, append=self._append, any_function=any_function)
         if self._append:
             open_columnar(self.root)
 
     def _first_free(self) -> int:
-        """The number of the first shard to append: behind all that are there by such a name, indexed or not."""
+        """The number of the first shard to append: after all with such a name, indexed or not."""
         folder, _, name = self.name.rpartition("/")
         numbered = re.compile(rf"{re.escape(name)}-(?:\d+-)?(\d+){re.escape(container_named(self.container).suffix)}")
         found = os.listdir(self.root / folder) if (self.root / folder).is_dir() else []
@@ -340,10 +337,10 @@ class _Target:
         options: DatasetOptions,
         progress: Callable[[PrepareProgress], None] | None = None,
     ) -> PrepareReport:
-        """Make the index of shards that were all written here."""
+        """Build the index of shards that this writer wrote."""
         if not shards:
             shutil.rmtree(self.root / WRITING_FOLDER)
-            raise EmptyDatasetError(f"{self.root}: no sample was written")
+            raise EmptyDatasetError(f"{self.root}: no sample was written, so there is no dataset")
         return prepare_dataset(
             self.root,
             shards=shards,
@@ -372,42 +369,42 @@ def write_dataset(
     progress: Callable[[PrepareProgress], None] | None = None,
     **options: Unpack[DatasetOptions],
 ) -> PrepareReport:
-    """Write what a function makes of items as a dataset, in processes or on a cluster.
+    """Write the results of a function for each item as a dataset, in processes or on a cluster.
 
-    A shard holds what `fn` makes of `shard_items` consecutive items, whatever the number of workers, so the dataset is
-    the same with any. After a kill the same call goes on: shards that are whole are not made again. It is refused where
-    `fn` is another one by its name, its code, or plain values that it is bound to; what it calls is not looked at.
+    A shard holds the results of `fn` for `shard_items` consecutive items, so the dataset does not depend on the number
+    of workers. After a kill, the same call continues: complete shards are not made again. The call is refused if `fn`
+    changed: its name, its code, or plain values bound to it; functions that it calls are not compared.
 
     Args:
-        items: A sequence, or any other iterable, which is run through once; behind a kill it must give the same items.
-        fn: Makes a sample, several, or none (None, or raising `SkipSample`) of an item; `DatasetWriter.write` says what
-            a sample is. It goes to the workers by cloudpickle, so it may be defined anywhere.
-        root: A new or empty folder of this machine; with `append`, a dataset.
-        shard_items: Items whose samples are a shard.
-        name: As of `DatasetWriter`, and so are the next three.
-        container: See there.
-        compression: See there.
-        append: See there.
-        resume: Go on also where `fn` was changed, and keep what the old one wrote.
-        num_workers: Processes at most; 0 works in this one, None takes one for each core (at most 16). With `executor`:
-            shards handed over at a time.
-        executor: Runs the work instead of processes of our own, such as `RayExecutor()`. Its workers must see `root`
+        items: A sequence, or any other iterable, which is consumed once; after a kill it must yield the same items.
+        fn: Returns a sample, several, or none (None, or raises `SkipSample`) for an item; see `DatasetWriter.write` for
+            samples. It is sent to the workers by cloudpickle, so it may be defined anywhere.
+        root: A new or empty local folder; with `append`, a dataset.
+        shard_items: Number of items per shard.
+        name: As in `DatasetWriter`, like the next three.
+        container: As in `DatasetWriter`.
+        compression: As in `DatasetWriter`.
+        append: As in `DatasetWriter`.
+        resume: Continue even if `fn` was changed, and keep the shards of the old one.
+        num_workers: Maximum number of processes; 0 works in this one, None takes one per core (at most 16). With
+            `executor`: maximum number of submitted shards.
+        executor: Runs the work instead of our own processes, such as `RayExecutor()`. Its workers must see `root`
             under the same path, and write there.
         progress: Called after every shard.
         options: See `DatasetWriter`.
 
     Raises:
-        RefusedError: `root` holds something else.
-        ConfigError: An argument does not fit, or a value does not fit the name of its part.
-        UnfitSampleError: A key, or the name of a part, breaks the rules.
+        RefusedError: `root` holds other data.
+        ConfigError: An argument is invalid, or a value does not fit the name of its part.
+        UnfitSampleError: A key, or the name of a part, is invalid.
         DuplicateKeyError: Two samples have the same key.
         EmptyDatasetError: There is no sample.
         WorkerError: A process died, or the executor failed.
-        Exception: What `fn` raised, with a note which item it was of.
+        Exception: An error raised by `fn`, with a note that names the item.
     """
     if shard_items < 1:
         raise ConfigError(f"shard_items={shard_items}: must be at least 1")
-    start, tell = time.perf_counter(), progress or (lambda _: None)
+    start, notify = time.perf_counter(), progress or (lambda _: None)
     options = _checked(options, append)
     total = len(items) if isinstance(items, Sized) else None
     shards = None if total is None else -(-total // shard_items)
@@ -430,14 +427,14 @@ def write_dataset(
         count=shards,
         num_workers=num_workers,
         executor=executor,
-        progress=lambda found: tell(_progress(found, shards)),
+        progress=lambda found: notify(_progress(found, shards)),
     )
-    report = target.prepare(list(found), options, tell)
+    report = target.prepare(list(found), options, notify)
     return dataclasses.replace(report, shards_reused=reused, elapsed_s=time.perf_counter() - start)
 
 
 def _runs(items: Iterable[T], length: int) -> Iterator[tuple[int, list[T]]]:
-    """Number of the first, and items, of each shard. Of a sequence no more are asked for than are needed."""
+    """Index of the first item, and the items, of each shard. A sequence is indexed lazily."""
     if isinstance(items, Sequence):
         for at in range(0, len(items), length):
             yield at, [items[place] for place in range(at, min(at + length, len(items)))]
@@ -450,12 +447,12 @@ def _runs(items: Iterable[T], length: int) -> Iterator[tuple[int, list[T]]]:
 
 
 def _samples(fn: Callable[[Any], Any], first: int, items: Sequence[Any]) -> Iterator[Sample]:
-    """What a function makes of items, encoded and checked."""
+    """The samples that a function makes of items, encoded and checked."""
     for number, item in enumerate(items, first):
         try:
             yield from map(parts_of, _made(fn, item))
         except Exception as error:
-            error.add_note(f"of item {number}")
+            error.add_note(f"raised for item {number}")
             raise
 
 
@@ -469,9 +466,9 @@ def _made(fn: Callable[[Any], Any], item: Any) -> Iterator[WrittenSample]:
 
 
 def _identity(fn: object) -> list[str]:
-    """What tells functions of one name apart: their code, and plain values that are bound to them.
+    """Identity of a function: its code, and plain values bound to it.
 
-    Neither what they call is looked at, nor objects that they hold.
+    Functions that it calls and objects that it holds are not compared.
     """
     bound: list[object] = []
     while isinstance(fn, partial):
@@ -487,7 +484,7 @@ def _identity(fn: object) -> list[str]:
 
 
 def _code(code: CodeType) -> object:
-    """Code without places in files; sets have no order of their own."""
+    """Code without file positions; sets are sorted, because their order varies."""
     constants = [
         _code(each) if isinstance(each, CodeType) else sorted(map(repr, each)) if isinstance(each, frozenset) else each
         for each in code.co_consts
@@ -507,8 +504,8 @@ def _progress(found: Mapping[str, ScannedShard], shards: int | None) -> PrepareP
 
 
 def _check_appendable(root: Path, container: ContainerName) -> None:
-    """Raise ConfigError where a dataset has shards of another kind."""
+    """Raise ConfigError if a dataset has shards of another container."""
     found = read_records_file(root)
     if found not in (None, "msgpack") or (found is None) != (container == "tar"):
         kind = "tars" if found is None else f"ArrayRecord files with {found} records"
-        raise ConfigError(f"{root}: its shards are {kind}; container={container!r} cannot be appended")
+        raise ConfigError(f"{root}: its shards are {kind}; container={container!r} cannot be appended to them")

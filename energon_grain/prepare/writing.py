@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing into a dataset: the mark in its folder that it is being written, and putting what was made in place.
+"""Write into a dataset: mark its folder as being written, and publish the results.
 
-What was made is put in place by the commit journal, or into a store in an order that readers can bear. The mark says
-what is written, and which shards are whole already:
+The commit journal publishes results; for a store, they are uploaded in an order that is safe for readers. The mark
+describes the write and the shards that are complete:
 
-    .nv-meta/.writing/plan.json                what must be the same for a write to go on
-    .nv-meta/.writing/part-00000-of-00001.open the records of shards that are in place, a `ScanLog`, while one writes
-    .nv-meta/.writing/part-00000-of-00001.log  the same, when that writer has come to its end
+    .nv-meta/.writing/plan.json                settings that must be the same to continue
+    .nv-meta/.writing/part-00000-of-00001.open the records of finished shards, a `ScanLog`, while one writes
+    .nv-meta/.writing/part-00000-of-00001.log  the same, after that writer has finished
 
-The folder is there from the first moment to the last. Each of several writers has a log of its own, so that they need
-not know of each other. `prepare_dataset` takes the records over instead of scanning these shards, refuses while a part
-is open or missing, and removes the folder when all is in place.
+The folder exists from the first moment to the last. Each of several writers has its own log, so writers do not need to
+communicate. `prepare_dataset` uses the records instead of scanning these shards, refuses while a part is open or
+missing, and removes the folder after publication.
 """
 
 from __future__ import annotations
@@ -48,35 +48,35 @@ from energon_grain.storage.settings import storage_settings
 
 _COLUMNAR = f"{META_FOLDER}/{COLUMNAR_FOLDER}"
 _LAST = (f"{_COLUMNAR}/{HEADER_NAME}", f"{_COLUMNAR}/{COLUMNS_JSON}", f"{META_FOLDER}/{INFO_JSON}")
-_SIDE_BY_SIDE_BYTES = 16 << 20
-"""Larger files are put one after the other: each is in memory meanwhile."""
+_PARALLEL_BYTES = 16 << 20
+"""Larger files are uploaded in sequence, because each is held in memory."""
 
 
 def open_to_prepare(root: str | os.PathLike[str]) -> DataFolder:
-    """Say where a dataset lies that is to be written beside. Raises ConfigError where that cannot be."""
+    """Locate a dataset that will be written to. Raises ConfigError if that is impossible."""
     location = located(root)
     refuse_read_only(location)
     return open_folder(location)
 
 
 def refuse_read_only(location: str) -> None:
-    """Raise ConfigError for a URL beside which nothing can be written."""
+    """Raise ConfigError for a read-only URL."""
     kind = address_of(location, storage_settings()).kind if is_url(location) else None
     if kind == "http":
-        raise ConfigError(f"{location}: what lies on a web server can only be read: prepare the folder on its disk.")
+        raise ConfigError(f"{location}: web servers are read-only: prepare the folder on the server's disk.")
     if kind == "hub":
         raise ConfigError(
-            f"{location}: the Hub is only read: fetch the dataset (`hf download --repo-type dataset`), run this on the "
-            f"folder, and upload its .nv-meta (`hf upload`)"
+            f"{location}: the Hub is read-only: download the dataset (`hf download --repo-type dataset`), run this on "
+            f"the folder, and upload its .nv-meta (`hf upload`)"
         )
 
 
 @contextlib.contextmanager
 def preparation_lock(folder: Path, *, of: str | None = None, doing: str = "preparing") -> Generator[None]:
-    """Hold the lock of a `.nv-meta` folder, of the log of a writer below it, or of another one, of a dataset elsewhere.
+    """Hold the lock of a `.nv-meta` folder, of the log of a writer below it, or of another folder of a dataset.
 
-    The lock is on the folder itself and goes with the process, so it leaves no file and a killed `prepare` blocks no
-    other. File systems without locks are passed over. Raises RefusedError.
+    The lock is on the folder itself and ends with the process, so it leaves no file, and a killed `prepare` blocks no
+    other. On file systems without locks, nothing is locked. Raises RefusedError.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -84,7 +84,7 @@ def preparation_lock(folder: Path, *, of: str | None = None, doing: str = "prepa
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RefusedError(
-                f"{of or folder.parent}: another process is {doing} this dataset. Wait for it, or end it."
+                f"{of or folder.parent}: another process is {doing} this dataset. Wait for it to finish, or stop it."
             ) from None
         except OSError:
             pass
@@ -96,15 +96,15 @@ def preparation_lock(folder: Path, *, of: str | None = None, doing: str = "prepa
 def put_in_place(
     dataset: DataFolder, staging: Path, *, put: Sequence[str], remove: Sequence[str] = (), like: str
 ) -> None:
-    """Move files and folders of the staging folder into the dataset, and remove what is obsolete.
+    """Move files and folders of the staging folder into the dataset, and remove obsolete ones.
 
     Args:
-        staging: A folder that mirrors it. It is gone afterwards, but for what is in a store.
-        put: Paths relative to it, in their order.
-        remove: Paths relative to the dataset; those that do not exist are passed over.
-        like: The file of the dataset whose permissions those on a file system get.
+        staging: A folder that mirrors the dataset. Removed afterwards, except for a store.
+        put: Paths relative to it, in order.
+        remove: Paths relative to the dataset; those that do not exist are ignored.
+        like: The file of the dataset whose permissions the new files get on a file system.
 
-    Raises ReadError: a store cannot be written, or not for us; names the object.
+    Raises ReadError: the store cannot be written, or refuses access; names the object.
     """
     if dataset.is_remote:
         _commit_to_store(dataset, staging, put=put, remove=remove)
@@ -115,9 +115,9 @@ def put_in_place(
 
 
 def _finish_staging(root: Path, staging: Path, like: str) -> None:
-    """Give the staged files the permissions of the data, and make their folder entries survive a power cut.
+    """Give the staged files the permissions of the data, and flush their folder entries to disk.
 
-    `.nv-meta` gets the mode of the dataset's folder and every file that of `like`; both stay writable for
+    `.nv-meta` gets the mode of the dataset's folder, and every file that of `like`; both stay writable for
     their owner.
     """
     folder_mode = root.stat().st_mode | 0o700
@@ -133,15 +133,15 @@ def _finish_staging(root: Path, staging: Path, like: str) -> None:
 
 
 def _commit_to_store(dataset: DataFolder, staging: Path, *, put: Sequence[str], remove: Sequence[str] = ()) -> None:
-    """Put files and folders of the staging folder into the store, and remove what is obsolete.
+    """Upload files and folders of the staging folder to the store, and remove obsolete ones.
 
-    A store has neither a rename nor a way to put several objects at once. So what nothing refers to yet goes first: the
-    columns, in a folder with a new name, and the indices beside the shards. Then come the small files, the header that
-    names the columns, and last `.info.json`, which makes a folder a dataset. A dataset that is prepared for the first
-    time thus appears whole. One that is prepared again is between its states for the time that a few small objects
-    take; if this process is killed just then, the same command completes it.
+    A store has neither a rename nor an atomic write of several objects. Therefore, files that nothing refers to yet are
+    uploaded first: the columns, in a folder with a new name, and the indices beside the shards. The small files follow,
+    then the header that names the columns, and last `.info.json`, which makes a folder a dataset. A dataset that is
+    prepared for the first time thus appears whole. One that is prepared again is inconsistent while a few small objects
+    are uploaded; if this process is killed at that time, the same command completes it.
 
-    The columns that were current until now stay until the next `prepare`, for readers that are just opening them.
+    The previous columns are kept until the next `prepare`, for readers that are opening them.
     """
     client = shared_client(storage_settings())
     kept = _kept(dataset, put)
@@ -149,8 +149,8 @@ def _commit_to_store(dataset: DataFolder, staging: Path, *, put: Sequence[str], 
     def upload(name: str) -> None:
         client.write(join(dataset.location, name), (staging / name).read_bytes())
 
-    for names, side_by_side in _uploads(staging, list(_files_of(staging, put))):
-        if side_by_side:
+    for names, parallel in _uploads(staging, list(_files_of(staging, put))):
+        if parallel:
             client.map(upload, names)
         else:
             for name in names:
@@ -162,7 +162,7 @@ def _commit_to_store(dataset: DataFolder, staging: Path, *, put: Sequence[str], 
 
 
 def _kept(dataset: DataFolder, put: Sequence[str]) -> set[str]:
-    """Names in the columnar folder that stay: what is put there, and what is current."""
+    """Names in the columnar folder to keep: new and current ones."""
     kept = {Path(path).name for path in put if Path(path).parent.as_posix() == _COLUMNAR} | {COLUMNS_FOLDER}
     with contextlib.suppress(IndexFileError):
         header = read_header(columnar_folder(dataset.local), dataset.local)
@@ -177,13 +177,13 @@ def _files_of(staging: Path, put: Sequence[str]) -> Iterator[str]:
 
 
 def _uploads(staging: Path, names: Sequence[str]) -> Iterator[tuple[list[str], bool]]:
-    """The order in which files are put into a store: groups, and whether a group is put side by side."""
+    """The upload order: groups of files, and whether a group is uploaded in parallel."""
     last = [name for name in _LAST if name in names]
-    unseen = [name for name in names if _is_unseen(name)]
-    large = [name for name in unseen if (staging / name).stat().st_size > _SIDE_BY_SIDE_BYTES]
+    unreferenced = [name for name in names if _is_unreferenced(name)]
+    large = [name for name in unreferenced if (staging / name).stat().st_size > _PARALLEL_BYTES]
     yield large, False
-    yield _without(unseen, large), True
-    yield _without(names, (*unseen, *last)), True
+    yield _without(unreferenced, large), True
+    yield _without(names, (*unreferenced, *last)), True
     yield last, False
 
 
@@ -192,25 +192,25 @@ def _without(names: Sequence[str], others: Sequence[str]) -> list[str]:
     return [name for name in names if name not in left_out]
 
 
-def _is_unseen(name: str) -> bool:
-    """Whether it is a column, an index of a shard or the database: readers find them by the other files alone."""
+def _is_unreferenced(name: str) -> bool:
+    """Whether it is a column, an index of a shard or the database: readers find these only through other files."""
     return name not in _LAST and (name.startswith(f"{_COLUMNAR}/") or name.endswith((".idx", ".sqlite")))
 
 
 WRITING_FOLDER = f"{META_FOLDER}/.writing"
 REQUEST = f"{PREPARE_FOLDER}/request"
-"""What a `prepare` was asked for that is not at its end."""
+"""The request of an unfinished `prepare`."""
 OF_A_WRITER = "of a writer"
-"""Stands in it where shards were written into the folder."""
+"""Marks in it that shards were written into the folder."""
 WRITTEN_FOLDER = f"{META_FOLDER}/.written"
-"""What the `.prepare` of such a one becomes at its end, at once, before it is removed."""
+"""Name that the `.prepare` folder of such a run gets at its end, atomically, before it is removed."""
 _PLAN_JSON = "plan.json"
 _PLAN: Form[dict[str, Any]] = Form(dict[str, Any])
 _LOG = re.compile(r"part-(\d+)-of-(\d+)\.(open|log)")
 
 
 def read_plan(root: Path) -> dict[str, Any] | None:
-    """What an unfinished write into a folder is of; None: there is none, or it was killed right at its beginning.
+    """The plan of an unfinished write into a folder; None without one, or if it was killed at its very beginning.
 
     Raises ConfigError if the file is damaged.
     """
@@ -220,19 +220,19 @@ def read_plan(root: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path}: is no plan of a write ({error}); remove {root}, or this file") from error
+        raise ConfigError(f"{path}: not the plan of a write ({error}); remove {root}, or this file") from error
 
 
 def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False, any_function: bool = False) -> None:
-    """Mark a folder as being written, unless it is.
+    """Mark a folder as being written, unless it is already marked.
 
     Args:
-        root: New, empty, or what an unfinished write with the same plan left.
-        plan: What must be the same for a write to go on; JSON-native.
-        append: It is a dataset, which shards are added to.
+        root: New, empty, or with an unfinished write of the same plan.
+        plan: Settings that must be the same to continue a write; JSON-native.
+        append: The folder is a dataset to add shards to.
         any_function: The `fn` of the plan may differ.
 
-    Raises RefusedError: something else is there.
+    Raises RefusedError: the folder holds other files.
     """
     work, found = root / WRITING_FOLDER, read_plan(root)
     if found is not None:
@@ -242,8 +242,8 @@ def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False, 
     if not (_is_folder_or_new(root) and (append or work.is_dir() or _is_free(root))):
         ways = "; append=True adds shards to it" if is_prepared(root) else ""
         raise RefusedError(
-            f"{root}: is not empty. A dataset is written into a new or empty folder, or goes on with an unfinished "
-            f"write of the same data{ways}"
+            f"{root}: is not empty. Write into a new or empty folder, or continue an unfinished write with the same "
+            f"settings{ways}"
         )
     work.mkdir(parents=True, exist_ok=True)
     remove_temporaries(work, f".{_PLAN_JSON}.*.tmp")
@@ -251,13 +251,13 @@ def begin_writing(root: Path, plan: Mapping[str, Any], *, append: bool = False, 
 
 
 def _differs(root: Path, plan: Mapping[str, Any], found: Mapping[str, Any], *, any_function: bool) -> bool:
-    """Whether a write has another plan than an unfinished one. Raises RefusedError where it must not."""
+    """Whether a write has another plan than an unfinished one. Raises RefusedError if it must not."""
     differs = [name for name in dict.fromkeys([*plan, *found]) if found.get(name) != plan.get(name)]
     if differs and not (differs == ["fn"] and any_function):
         ways = "; resume=True keeps what the old function wrote" if differs == ["fn"] else ""
         raise RefusedError(
-            f"{root}: holds an unfinished write with other settings or of other data ({', '.join(differs)} differ); "
-            f"finish that one, or remove what it wrote and {root / WRITING_FOLDER}{ways}"
+            f"{root}: holds an unfinished write with other settings or other data ({', '.join(differs)} differ); "
+            f"finish that write, or remove its files and {root / WRITING_FOLDER}{ways}"
         )
     return bool(differs)
 
@@ -267,15 +267,15 @@ def _is_folder_or_new(root: Path) -> bool:
 
 
 def _is_free(root: Path) -> bool:
-    """Whether there is nothing in a folder but what a write leaves that was killed at its beginning or end."""
-    # At its beginning that is an empty `.nv-meta`, or one with an empty folder.
+    """Whether a folder is empty, except for remains of a write that was killed at its beginning or end."""
+    # At its beginning, a write leaves an empty `.nv-meta`, or one with an empty folder.
     there = list(root.iterdir()) if root.is_dir() else []
     meta = root / META_FOLDER
-    return all(path == meta and not any(path.iterdir()) for path in there) or _nearly_at_its_end(root)
+    return all(path == meta and not any(path.iterdir()) for path in there) or _is_almost_finished(root)
 
 
-def _nearly_at_its_end(root: Path) -> bool:
-    """Whether a write was killed when its index was in place already, and its plan gone."""
+def _is_almost_finished(root: Path) -> bool:
+    """Whether a write was killed after its index was published and its plan removed."""
     request = root / REQUEST
     return (root / WRITTEN_FOLDER).is_dir() or (
         request.is_file() and OF_A_WRITER in request.read_text(encoding="utf-8")
@@ -283,9 +283,9 @@ def _nearly_at_its_end(root: Path) -> bool:
 
 
 class PartLog:
-    """The log of one of several writers, which nobody else may have meanwhile.
+    """The log of one of several writers, locked against other processes.
 
-    Raises RefusedError if another process writes this part right now.
+    Raises RefusedError if another process is writing this part.
     """
 
     def __init__(self, root: Path, part: int, parts: int, index: ColumnarIndex | None = None) -> None:
@@ -299,7 +299,7 @@ class PartLog:
 
     @property
     def closed(self) -> Path:
-        """What it is called when its writer has come to its end."""
+        """Path of the log after its writer has finished."""
         return self._open.with_suffix(".log")
 
     def __enter__(self) -> PartLog:
@@ -309,41 +309,41 @@ class PartLog:
         self.close(done=kind is None)
 
     def close(self, *, done: bool) -> None:
-        """Release it; `done` says that this part is whole."""
+        """Release it; `done` marks this part as complete."""
         if done:
             self._open.rename(self.closed)
         self._stack.close()
 
 
 def has_part(root: Path, part: int, parts: int) -> bool:
-    """Whether one of several writers wrote into a folder before."""
+    """Whether one of several writers has written into a folder before."""
     name = f"part-{part:05d}-of-{parts:05d}"
     return any((root / WRITING_FOLDER / f"{name}.{ending}").exists() for ending in ("open", "log"))
 
 
 def check_written(root: Path) -> None:
-    """Raise RefusedError where what is written into a folder is not whole."""
+    """Raise RefusedError if a write into this folder is incomplete."""
     work = root / WRITING_FOLDER
     unfinished = _unfinished(work)
     if unfinished is not None:
         raise RefusedError(
             f"{root}: a write into this folder is not finished ({unfinished}): run its program or command again, which "
-            f"continues where it was; or remove {work} to prepare the whole shards that are there"
+            f"continues it; or remove {work} to prepare only the complete shards"
         )
 
 
 def _unfinished(work: Path) -> str | None:
-    """Which parts of a write are open or missing; None: none is."""
+    """Describe the parts of a write that are open or missing; None if all are complete."""
     found = {(int(match[1]), int(match[2])): match[3] for _, match in _logs(work)}
     missing = sorted({part for _, parts in found for part in range(parts)} - {part for part, _ in found})
     if missing:
-        return f"parts {', '.join(map(str, missing))} of it were never begun"
+        return f"its parts {', '.join(map(str, missing))} were never started"
     is_begun = (work / _PLAN_JSON).exists() and not found
-    return "interrupted, or going on" if is_begun or "open" in found.values() else None
+    return "interrupted, or still running" if is_begun or "open" in found.values() else None
 
 
-def take_over(root: Path, log: ScanLog) -> None:
-    """Take over what writers know of the shards that they wrote."""
+def import_records(root: Path, log: ScanLog) -> None:
+    """Copy the records of finished shards from the writers' logs."""
     for path, _ in _logs(root / WRITING_FOLDER):
         with contextlib.closing(ScanLog(path)) as written:
             for record in written.records():
@@ -351,7 +351,7 @@ def take_over(root: Path, log: ScanLog) -> None:
 
 
 def end_writing(root: Path) -> None:
-    """Forget at once that a folder was being written; what is left of that goes with what a `prepare` leaves."""
+    """Remove the mark of a write atomically; the remains are removed with those of the `prepare`."""
     work, left = root / WRITING_FOLDER, root / PREPARE_FOLDER / "written"
     if work.is_dir():
         left.parent.mkdir(exist_ok=True)

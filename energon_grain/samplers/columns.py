@@ -67,7 +67,5 @@ def divide_product(a: Array, b: Array, divisor: Array, plus: Array | int = 0) ->
         return quotient, a * b + addend - quotient * divisor
     estimate = (a.astype(np.float64) * b.astype(np.float64) / divisor.astype(np.float64)).astype(np.uint64)
     left_over = (a * b + addend - estimate * divisor).view(np.int64)
-    correction = left_over // divisor.view(np.int64)
-    return (estimate.view(np.int64) + correction).view(np.uint64), (
-        left_over - correction * divisor.view(np.int64)
-    ).view(np.uint64)
+    fix = left_over // divisor.view(np.int64)
+    return (estimate.view(np.int64) + fix).view(np.uint64), (left_over - fix * divisor.view(np.int64)).view(np.uint64)

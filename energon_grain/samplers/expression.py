@@ -187,8 +187,7 @@ class Expression:
             where: Location of the text for messages, such as `where of /data/images`.
 
         Raises:
-            ConfigError: It is not a valid expression. The message has the character position, the text there, and the
-                valid syntax.
+            ConfigError: It is invalid. The message has the character position, the text there, and the valid syntax.
         """
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # from YAML it may be anything
             raise ConfigError(f"{where}: expected the text of an expression, such as 'tokens >= 16', got {text!r}")

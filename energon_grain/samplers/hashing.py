@@ -58,8 +58,7 @@ def fold(*words: Word) -> int:
 
     Integers in [0, 2**64) are used directly. Other integers, strings (UTF-8) and bytes are replaced by an 8-byte
     BLAKE2b digest tagged with their kind. `fold(fold(a), b)` differs from `fold(a, b)`. To continue from a key, use
-    `fold_array(key, b)`, which equals `fold(a, b)` for `key = fold(a)`. The result depends only on the words, on every
-    machine.
+    `fold_array(key, b)`, which equals `fold(a, b)` for `key = fold(a)`. The result is the same on every machine.
     """
     key = _START
     for word in words:

@@ -11,8 +11,7 @@ The forms of an order:
 
 *Sequential* (`shuffle=False`): index `c mod n`, epoch `c div n`.
 
-*Full shuffle* (`block=None`): v = perm(p), one permutation of [0, T) per lap. The best mixing, one random read per
-sample.
+*Full shuffle* (`block=None`): v = perm(p), one permutation of [0, T) per lap. Best mixing, one random read per sample.
 
 *Block shuffle* (`block=B`), for reads of consecutive samples:
 
@@ -288,9 +287,8 @@ def window_blocks(*, block: int, lanes: int, shuffle_buffer_size: int | None, at
 class LeafTable:
     """Draws from any number of leaves with one kernel. The cost of a chunk is independent of the number of leaves.
 
-    In chunks of 65,536, a position of one leaf costs about 60 ns for a full shuffle and 180 ns for a block shuffle; of
-    a mixture of 100 leaves, 140 and 360 ns. A call costs at least 0.1 to 0.5 ms, so 1,024 positions take about 1 us
-    each.
+    In chunks of 65,536, a position costs about 60 ns for a full and 180 ns for a block shuffle; with 100 leaves 140 and
+    360 ns. A call costs at least 0.1 to 0.5 ms, so 1,024 positions take about 1 us each.
     """
 
     __slots__ = ("_columns", "_form", "_forms", "_rows", "_stored_blocks", "lanes")

@@ -52,8 +52,7 @@ def _written(value: Weight) -> int | str | Decimal | Fraction:
 def integer_weights(weights: Sequence[Weight]) -> tuple[int, ...]:
     """Return integers in the ratio of the weights: `[0.7, "0.2", 0.1]` is `(7, 2, 1)`.
 
-    The ratio is exact if the smallest such integers add up to at most 2**31. Otherwise each share is off by less than
-    2**-31.
+    The ratio is exact if the smallest such integers add up to at most 2**31, else each share is off by under 2**-31.
 
     Args:
         weights: one number per child, at least one of them above 0.

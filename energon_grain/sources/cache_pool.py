@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that are named now and read later: what a cooker hands to packing instead of an image."""
+"""Values that are named now and read later: a cooker passes them to packing instead of an image."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class Lazy(ABC, Generic[T]):
-    """A value that `get` brings.
+    """A value that `get` reads.
 
-    Two of them are equal when they mean the same key of the same store, so they can be keys of a dictionary.
+    Two lazy values are equal if they refer to the same key of the same store, so they can be dictionary keys.
 
     Attributes:
-        ds: The store; None for a value that was handed to `CachePool.to_cache`.
-        fname: The key, or the name that it was given.
-        pool: The pool that made it; None for a `MockLazy`.
+        ds: The store; None for a value passed to `CachePool.to_cache`.
+        fname: The key, or the name of the value.
+        pool: The pool that created it; None for a `MockLazy`.
     """
 
     def __init__(self, ds: FileStore[T] | None, fname: str, pool: CachePool | None) -> None:
@@ -32,7 +32,7 @@ class Lazy(ABC, Generic[T]):
 
     @abstractmethod
     def get(self, sample: Any = None) -> T:
-        """Read the value, always the same one, however often it is asked for.
+        """Read the value. Repeated calls return the same value.
 
         Args:
             sample: The sample whose `__sources__` list it.
@@ -55,32 +55,32 @@ class Lazy(ABC, Generic[T]):
 
 
 class CachePool(ABC):
-    """Where `need_cache` cookers get values from, at once or later. Picklable."""
+    """The pool from which `need_cache` cookers get values, now or later. Picklable."""
 
     @abstractmethod
     def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
-        """The value of a key, now. See `FileStore.get`."""
+        """Read the value of a key now. See `FileStore.get`."""
 
     @abstractmethod
     def get_lazy(self, ds: FileStore[T], fname: str) -> Lazy[T]:
-        """The value of a key, later. A key that the store lacks is an error only then."""
+        """A lazy value of a key. A missing key is an error only when the value is read."""
 
     @abstractmethod
     def to_cache(self, data: T, name: str) -> Lazy[T]:
-        """Put a value away for later.
+        """Store a value for later.
 
         Args:
             data: The value.
-            name: What to call it in messages.
+            name: Its name in messages.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the pool holds."""
+        """Release the pool's resources."""
 
 
 class NoCachePool(CachePool):
-    """Reads directly from the stores, when the value is asked for, and keeps nothing on disk."""
+    """Reads directly from the stores, on demand, and keeps nothing on disk."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, NoCachePool)
@@ -89,23 +89,23 @@ class NoCachePool(CachePool):
         return hash(NoCachePool)
 
     def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
-        """The value of a key, now."""
+        """Read the value of a key now."""
         return ds.get(fname, sample)
 
     def get_lazy(self, ds: FileStore[T], fname: str) -> DirectLazy[T]:
-        """The value of a key, read when it is first asked for."""
+        """A lazy value of a key, read on first access."""
         return DirectLazy(ds, fname, self)
 
     def to_cache(self, data: T, name: str) -> Lazy[T]:
-        """The value itself: it stays in memory."""
+        """The value itself, kept in memory."""
         return HeldLazy(data, name, self)
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Nothing to release."""
 
 
 class DirectLazy(Lazy[T]):
-    """Reads from its store when it is first asked, and keeps the value from then on."""
+    """Reads from its store on first access, and keeps the value."""
 
     def __init__(self, ds: FileStore[T], fname: str, pool: CachePool) -> None:
         super().__init__(ds, fname, pool)
@@ -127,7 +127,7 @@ class DirectLazy(Lazy[T]):
 
 
 class HeldLazy(Lazy[T]):
-    """A value that is there."""
+    """A value already in memory."""
 
     def __init__(self, value: T, name: str, pool: CachePool) -> None:
         super().__init__(None, name, pool)
@@ -138,9 +138,9 @@ class HeldLazy(Lazy[T]):
 
 
 class MockLazy(Lazy[T]):
-    """A lazy value of a function, for tests of what takes lazy values. Each `get` calls it.
+    """A lazy value of a function, for tests of code that takes lazy values. Each `get` calls the function.
 
-    Two of them are equal when name and function are.
+    Two are equal if their names and functions are.
 
     Args:
         fname: A name.
@@ -152,7 +152,7 @@ class MockLazy(Lazy[T]):
         self.get_fn = get_fn
 
     def get(self, sample: Any = None) -> T:
-        """What the function returns. No source is added to the sample."""
+        """The result of the function. No source is added to the sample."""
         return self.get_fn(self.fname)
 
     def __eq__(self, other: object) -> bool:
@@ -172,8 +172,8 @@ class _Active(threading.local):
 _active = _Active()
 
 
-class using_cache:  # noqa: N801 (a context manager; as a generator it would cost each step a microsecond)
-    """Make a pool that of the hooks that run inside; None: there is none."""
+class using_cache:  # noqa: N801 (a context manager; a generator would cost a microsecond per step)
+    """Set the pool of the hooks that run inside; None: no pool."""
 
     __slots__ = ("_outer", "_pool")
 
@@ -188,5 +188,5 @@ class using_cache:  # noqa: N801 (a context manager; as a generator it would cos
 
 
 def active_cache() -> CachePool:
-    """The pool of the hook that runs in this thread: what the loader was given, or one that keeps nothing."""
+    """The pool of the hook that runs in this thread: the loader's, or one that keeps nothing."""
     return _active.pool or NoCachePool()

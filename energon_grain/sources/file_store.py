@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files looked up by their names: what a cooker reads beside its sample."""
+"""Files looked up by name: a cooker reads them beside its sample."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ T_co = TypeVar("T_co", covariant=True)
 class FileStore(ABC, Generic[T_co]):
     """Random access by key: `store[key]`, or `store.get(key, sample)` inside a cooker.
 
-    A store of your own has `get_path` and either `read`, which can sort and coalesce several keys, or `__getitem__` for
-    one. Stores are thread-safe and picklable: a copy in another process opens its own files.
+    Your own store implements `get_path` and either `read`, which can sort and coalesce several keys, or `__getitem__`
+    for one key. Stores are thread-safe and picklable: a copy in another process opens its own files.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
-        """Check that a subclass says how values are read. Raises TypeError."""
+        """Check that a subclass implements reading. Raises TypeError."""
         if cls.read is FileStore.read and cls.__getitem__ is FileStore.__getitem__:
-            raise TypeError(f"{cls.__name__} has neither `read` nor `__getitem__`, one of which gives a store's values")
+            raise TypeError(f"{cls.__name__} implements neither `read` nor `__getitem__`; a store needs one of them")
         return super().__new__(cls)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -36,10 +36,10 @@ class FileStore(ABC, Generic[T_co]):
         ways = ("read", "__getitem__", "read_or_open")
         first = next(base for base in cls.__mro__ if not base.__dict__.keys().isdisjoint(ways))
         if "read_or_open" not in first.__dict__:
-            cls.read_or_open = FileStore.read_or_open  # who reads in a way of its own is asked for all that is read
+            cls.read_or_open = FileStore.read_or_open  # a class with its own way of reading reads everything
 
     def read(self, keys: Sequence[str]) -> list[tuple[T_co, SourceInfo]]:
-        """Read the values of several keys, in their order; repeated keys are fine.
+        """Read the values of several keys, in order; keys may repeat.
 
         Raises:
             KeyNotFoundError: The store has nothing under one of the keys.
@@ -48,7 +48,7 @@ class FileStore(ABC, Generic[T_co]):
         return [self[key] for key in keys]
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is something under a key. Our own stores read no data for it; by default the value is read."""
+        """Whether the store has a key. Our own stores read no data for this; by default the value is read."""
         try:
             self[key]  # type: ignore[index]
         except KeyError:
@@ -57,10 +57,10 @@ class FileStore(ABC, Generic[T_co]):
 
     @abstractmethod
     def get_path(self) -> str:
-        """Where the store lies."""
+        """Location of the store."""
 
     def __getitem__(self, key: str) -> tuple[T_co, SourceInfo]:
-        """The value of a key, and where it came from. Raises as `read` does."""
+        """The value of a key and its source. Raises as `read` does."""
         return self.read((key,))[0]
 
     def get(self, key: str, sample: Any = None) -> T_co:
@@ -68,7 +68,7 @@ class FileStore(ABC, Generic[T_co]):
 
         Args:
             key: Name of the file.
-            sample: The sample (an object, or a crude sample) whose `__sources__` list this file.
+            sample: The sample (an object, or a crude sample) to whose `__sources__` this file is added.
 
         Raises:
             KeyNotFoundError: The store has nothing under the key.
@@ -80,9 +80,9 @@ class FileStore(ABC, Generic[T_co]):
         return value
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
-        """Read, but for files that are so large that `lazy` wants streams of them, where this store can give these.
+        """Read values, except large files for which `lazy` requests streams and the store supports them.
 
-        A class that derives from ours and has a `read` of its own gives none: what it reads may be other bytes.
+        A subclass of our stores with its own `read` returns no streams: it may read other bytes.
 
         Raises:
             KeyNotFoundError: The store has nothing under one of the keys.
@@ -92,37 +92,37 @@ class FileStore(ABC, Generic[T_co]):
         return [*self.read(keys)]
 
     def stored(self, key: str) -> tuple[Any, SourceInfo]:
-        """What lies under a key as it is stored, which `decoded` makes the value of. Raises as `read` does."""
+        """The stored form of a key's value, which `decoded` decodes. Raises as `read` does."""
         return self[key]
 
     def decoded(self, key: str, data: Any) -> T_co:
-        """The value of a key, from what `stored` returned.
+        """Decode what `stored` returned for a key.
 
         Raises:
-            DecodingError: It does not decode.
+            DecodingError: Decoding fails.
         """
         return data
 
     def _decoded_as(self, key: str) -> str:
-        """The name by whose ending the value of a key is decoded; by default the key itself."""
+        """The name whose ending determines how the value of a key is decoded; by default the key."""
         return key
 
     def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
-        """What is known of a file that is an image, a video or a sound, without reading it.
+        """Metadata of an image, video or audio file, without reading it.
 
         Raises:
-            FatalSampleError: Nothing is known of any: `energon-grain prepare-media` was not run, or the store is of a
-                kind that has no such metadata. A `RuntimeError`, as in Energon.
-            KeyNotFoundError: Nothing is known of this one.
+            FatalSampleError: The store has no media metadata: `energon-grain prepare-media` was not run, or this class
+                of store does not support them. A `RuntimeError`, as in Energon.
+            KeyNotFoundError: The file has no metadata.
         """
-        raise FatalSampleError(f"{self.get_path()}: {key!r}: a {type(self).__name__} knows no metadata of media")
+        raise FatalSampleError(f"{self.get_path()}: {key!r}: {type(self).__name__} does not support media metadata")
 
     def close(self) -> None:
-        """Release file handles; reading again opens them anew."""
+        """Release file handles. The next read opens them again."""
 
 
 class OwnFileStore(FileStore[T_co]):
-    """One of ours, equal to another of its kind that has the same `_identity`."""
+    """Base of our stores. Equal to another of the same class with the same `_identity`."""
 
     @property
     def _identity(self) -> Any:
@@ -141,7 +141,7 @@ class OwnFileStore(FileStore[T_co]):
 def with_sources(
     path: str, keys: Iterable[str], shards: Iterable[str], values: Iterable[T]
 ) -> list[tuple[T, SourceInfo]]:
-    """Values of keys, and where each came from."""
+    """Values of keys with their sources."""
     location = shared_epath(path)
     return [
         (value, SourceInfo(dataset_path=location, index=key, shard_name=shard, file_names=(key,)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pages of a mapped index reads have touched, and when they are given back."""
+"""Releases pages of a memory-mapped index that reads have touched."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy.typing as npt
 
 from energon_grain.storage.memory_maps import release_pages
 
-LEFT_ALONE_BYTES = 16 << 20
+ALWAYS_RESIDENT_BYTES = 16 << 20
 RESIDENT_BYTES = 8 << 20
-_FAULT_BYTES = 64 << 10
+_PAGE_FAULT_BYTES = 64 << 10
 _ROW_BYTES = 8
 
 
 class IndexPages:
-    """Keeps account of what reads have touched, in windows of as many samples as one page fault covers.
+    """Tracks the pages that reads touch, in windows of the samples that one page fault covers.
 
     Args:
-        rows: Of the longest column.
+        rows: Length of the longest column.
         left_alone_bytes: Indices up to this size stay resident.
-        resident_bytes: Pages are given back after a read that leaves more than about this many bytes touched.
+        resident_bytes: Pages are released after a read that leaves more than about this many bytes touched.
     """
 
     def __init__(
@@ -32,20 +32,20 @@ class IndexPages:
         *,
         samples: int,
         rows: int,
-        left_alone_bytes: int = LEFT_ALONE_BYTES,
+        always_resident_bytes: int = ALWAYS_RESIDENT_BYTES,
         resident_bytes: int = RESIDENT_BYTES,
     ) -> None:
         self._columns = columns
         total_bytes = sum(column.nbytes for column in self._columns)
-        window = max(1, _FAULT_BYTES // _ROW_BYTES * samples // max(rows, 1))
+        window = max(1, _PAGE_FAULT_BYTES // _ROW_BYTES * samples // max(rows, 1))
         self._shift = window.bit_length() - 1
         self._touched = np.zeros((samples >> self._shift) + 1, np.bool_)
         self._limit: int | None = None
-        if total_bytes > left_alone_bytes:
+        if total_bytes > always_resident_bytes:
             self._limit = resident_bytes * len(self._touched) // total_bytes
 
     def touch(self, samples: npt.NDArray[np.int64]) -> None:
-        """Note that the index was read at these samples, and give pages back if that makes too many."""
+        """Record that the index was read at these samples, and release pages above the limit."""
         if self._limit is None:
             return
         self._touched[samples >> self._shift] = True
@@ -53,8 +53,8 @@ class IndexPages:
             self.release()
 
     def release(self) -> None:
-        """Give all pages back."""
-        # Other threads may be reading: to them a page that went costs a page fault, nothing else.
+        """Release all pages."""
+        # Safe while other threads read: a released page costs them a page fault.
         self._touched[:] = False
         for column in self._columns:
             release_pages(column)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of data: what each can do, and which of them is at a path.
+"""The kinds of data: what each can do, and how the kind at a path is found.
 
-`kind_at` decides once, in this order: by the text of the path, without looking; by a marker file; by the files below
-the folder. Our own kinds (`energon_grain.kinds`) decide first. Those of other packages, entry points of the group
-`energon_grain.kinds`, are looked up only where none of ours does: the lookup takes 0.2 s, and no package can take a
-path away from us.
+`kind_at` decides once, in this order: by the text of the path, without any access; by a marker file; by the files below
+the folder. Our own kinds (`energon_grain.kinds`) decide first. Kinds of other packages, entry points of the group
+`energon_grain.kinds`, are looked up only for paths that none of ours recognises: the lookup takes 0.2 s, and no package
+can take over a path of ours.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _ENTRY_POINTS = "energon_grain.kinds"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
-    """Data that are read as they are, opened.
+    """Opened data that need no preparation.
 
     Attributes:
         rows: All samples.
-        source: The same as a source.
+        source: The same samples as a source.
         part_names: Names of all parts.
-        has_lists: Whether parts are also entries of lists, so that more names mean something.
-        endings: Which ends of names decode parts that are not decoded by their own.
-        decoded: Whether parts are decoded: if the program asks for it; also if it asks for nothing; never.
+        has_lists: Whether entries of lists are parts too, so that more names are valid.
+        endings: Parts that are decoded by another ending than their own, by name.
+        decoded: When parts are decoded: "as asked" when the program asks for it, "always", or "never".
     """
 
     rows: Rows
@@ -54,31 +54,31 @@ class Opened:
 
 
 class Described(Protocol):
-    """An answer about data: a dataclass, which is also what `--json` prints."""
+    """A report about data: a dataclass, which is also the output of `--json`."""
 
     def lines(self) -> list[str]:
-        """What people read."""
+        """The report as text."""
         ...
 
 
 class Indexed(Described, Protocol):
-    """An answer about data that were indexed."""
+    """A report about data that were indexed."""
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """Number of samples."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LintAsk:
-    """What a check of data is asked for.
+class LintOptions:
+    """Options of a check of data.
 
     Attributes:
-        trusted_modules: Modules whose functions of columns may be called.
+        trusted_modules: Modules whose column functions may be called.
         allow_pickle: Whether pickles are decoded too.
-        progress: Called now and then with what was done, of how much, how many problems were found, and what is counted
-            ("samples"; empty: bytes).
+        progress: Called from time to time with (done, total, problems found, unit); the unit is "samples", or empty for
+            bytes.
     """
 
     trusted_modules: tuple[str, ...]
@@ -86,17 +86,20 @@ class LintAsk:
     progress: Callable[[int, int, int, str], None]
 
 
+LintAsk = LintOptions
+"""The former name of `LintOptions`. Deprecated."""
+
 StreamedRun: TypeAlias = tuple[int, Callable[[], Iterator[Mapping[str, Any]]]]
-"""Bytes of the file that were read for it, and what gives its samples in a process: parts, and the key as `__key__`."""
+"""Bytes of the file read for this run, and a function that yields its samples: parts, and the key as `__key__`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Streamed:
-    """Files that a conversion reads once, from front to back, also those of which no sample can be read by itself.
+    """Files that a conversion reads once, from front to back, even where samples cannot be read individually.
 
     Attributes:
-        endings: Of their names.
-        runs: Gives the samples of a file in runs of a number of them.
+        endings: File name endings.
+        runs: Yields the samples of a file in runs. Called with the file and the number of samples per run.
     """
 
     endings: tuple[str, ...]
@@ -104,45 +107,44 @@ class Streamed:
 
 
 IndexProgress: TypeAlias = Callable[[int, int, int], None]
-"""Called with (bytes read, of how many, samples found)."""
+"""Called with (bytes read, total bytes, samples found)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Kind:
-    """One kind of data. An ability that is None or empty is one that it does not have.
+    """One kind of data. An ability that is None or empty is not supported.
 
-    A kind is picklable by its name. A package registers its own by an entry point of the group `energon_grain.kinds`.
+    A kind is pickled by its name. A package registers its own by an entry point of the group `energon_grain.kinds`.
 
     Attributes:
         name: Its name.
-        described: What messages call it: "a JSONL file".
-        open: Opens all samples, with some of their parts; None: it is shards, or not there.
-        endings: Of its files.
-        named: Whether the text of a path says that it is of this kind, where that is no folder of this machine;
-            default: it has one of the endings. It may not look into a store.
-        marked: Whether a marker file says so.
-        holds: Whether files at or below a path say so. Where two kinds do, the path is refused.
-        files: What messages call these: "Parquet files".
-        pattern: A pattern that names them, below their folder.
-        shards: What operations on shards ask of it, see `energon_grain.prepare.containers.Shards`; None: it has none.
-        opener: Opens leaves in a way of its own, see `energon_grain.datasets.leaf.Opener`; None: they take what `open`
-            gives.
-        is_configured: Whether a `dataset.yaml` and a split file beside the data say how they are read.
+        described: How messages describe it: "a JSONL file".
+        open: Opens all samples, with some of their parts; None: the data are shards, or do not exist.
+        endings: Endings of its files.
+        named: Whether the text of a path identifies this kind, for paths that are no local folder; default: it has one
+            of the endings. Must not access a store.
+        marked: Whether a marker file identifies this kind.
+        holds: Whether the files at or below a path identify this kind. A path that two kinds claim is refused.
+        files: How messages call its files: "Parquet files".
+        pattern: A glob pattern that selects its files, relative to their folder.
+        shards: Operations on shards, see `energon_grain.prepare.containers.Shards`; None: it has no shards.
+        opener: Opens leaves in its own way, see `energon_grain.datasets.leaf.Opener`; None: leaves use `open`.
+        is_configured: Whether a `dataset.yaml` and a split file beside the data configure how they are read.
         store: Opens single parts by key.
-        file_store: Opens the files below a folder by their names, where it is a kind of folders without samples.
-        takes_no_columns: Why nothing can be measured of it, behind "is a …".
-        joined_by: The key of a metadataset that joins it, if that is not `path`.
-        rows: Opens what that key names: samples whose one part has no name, found by number or by keys in a file.
-        summary: Describes it; None: in general words.
-        lint: Checks it; None: every sample is read and decoded.
-        index: Indexes it; None: there is nothing to prepare.
-        index_plan: Says what `index` would do, without writing anything.
-        hint: What messages say of a path that is no dataset as it is, given the names of files right below it (none: it
-            is a file, or they are not known); None: nothing.
-        has_plain_bytes: Whether its files hold the bytes of samples as they are read.
-        read_field: Reads a field of a file of this machine, to be attached to samples: keys, if it has any, and values.
-            Given the path, the field, and how errors begin.
-        streamed: Files that a conversion reads as a stream; None: it opens them.
+        file_store: Opens the files below a folder by name, for folders without samples.
+        takes_no_columns: Why columns cannot be measured. Completes the sentence "is a …".
+        joined_by: The metadataset key that joins it, if that is not `path`.
+        rows: Opens the data that this key names: samples with one unnamed part, found by number or by keys in a file.
+        summary: Describes the data; None: a general summary.
+        lint: Checks the data; None: every sample is read and decoded.
+        index: Indexes the data; None: they need no preparation.
+        index_plan: Reports what `index` would do, without writing anything.
+        hint: Advice for messages about a path that is not a dataset. Called with the path and the names of the files
+            directly below it (empty: it is a file, or they are unknown). Returns None without advice.
+        has_plain_bytes: Whether its files contain the bytes of samples as they are read.
+        read_field: Reads a field of a local file, to attach to samples. Called with the path, the field and the prefix
+            of error messages; returns keys (None if it has none) and values.
+        streamed: Files that a conversion reads as a stream; None: the conversion opens them.
     """
 
     name: str
@@ -163,7 +165,7 @@ class Kind:
     joined_by: str | None = None
     rows: Callable[[str], Source] | None = None
     summary: Callable[[str], Described] | None = None
-    lint: Callable[[str, LintAsk], Any] | None = None
+    lint: Callable[[str, LintOptions], Any] | None = None
     index: Callable[[str, IndexProgress], Indexed] | None = None
     index_plan: Callable[[str], Described] | None = None
     hint: Callable[[str, Collection[str]], str | None] | None = None
@@ -178,16 +180,16 @@ class Kind:
         return f"<Kind {self.name}>"
 
     def is_named_by(self, location: str) -> bool:
-        """Whether the text of a path says that it is of this kind."""
+        """Whether the text of a path identifies this kind."""
         return location.endswith(self.endings) if self.named is None else self.named(location)
 
 
 class Listing:
-    """What is at a path or URL. Each thing is looked up once, and only if a kind asks for it.
+    """The files at a path or URL. Each property is looked up once, when a kind first requests it.
 
     Args:
         location: The path or URL.
-        endings: Of the files below that any kind asks for.
+        endings: Endings of the files that any kind looks for.
 
     Attributes:
         is_url: Whether it is in a store.
@@ -199,24 +201,24 @@ class Listing:
         self._known: dict[Callable[[str], Any], Any] = {}
 
     def once(self, look: Callable[[str], T]) -> T:
-        """What a function says of the location; it is called once, whichever kinds ask."""
+        """The result of a function of the location. It is called once, for all kinds."""
         if look not in self._known:
             self._known[look] = look(self.location)
         return self._known[look]
 
     @cached_property
     def is_file(self) -> bool:
-        """Whether it is a file of this machine."""
+        """Whether it is a local file."""
         return not self.is_url and isfile(self.location)
 
     @cached_property
     def is_folder(self) -> bool:
-        """Whether it is a folder of this machine."""
+        """Whether it is a local folder."""
         return not self.is_url and isdir(self.location)
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Names of files at or below it that have one of the endings; hidden ones are left out. Raises ReadError."""
+        """Names of files at or below it with one of the endings, without hidden ones. Raises ReadError."""
         return frozenset(names_at(self.location, self._endings))
 
     def has(self, endings: tuple[str, ...]) -> bool:
@@ -225,50 +227,50 @@ class Listing:
 
 
 NOTHING = Kind(name="invalid", described="no dataset", is_configured=True)
-"""What is not there, or unknown. See `opener_of`."""
+"""Data that do not exist, or of unknown kind. See `opener_of`."""
 METADATASET = Kind(name="metadataset", described="a metadataset", is_configured=True)
 
 
 @cache
 def own_kinds() -> tuple[Kind, ...]:
-    """Those that come with the library."""
+    """The kinds that come with the library."""
     return import_module(_OWN).OWN
 
 
 @cache
 def _other_kinds() -> tuple[Kind, ...]:
-    """Those of other packages."""
+    """The kinds of other packages."""
     from importlib.metadata import entry_points
 
     return tuple(point.load() for point in entry_points(group=_ENTRY_POINTS))
 
 
 def all_kinds() -> Iterator[Kind]:
-    """All kinds, our own first. Those of other packages are looked up only when they are asked for."""
+    """All kinds, our own first. Kinds of other packages are looked up only when iteration reaches them."""
     yield from own_kinds()
     yield from _other_kinds()
 
 
 def kind_named(name: str) -> Kind:
-    """The kind of a name. Raises LookupError if no installed package has it."""
+    """The kind with a name. Raises LookupError if no installed package has it."""
     for kind in chain((NOTHING, METADATASET), all_kinds()):
         if kind.name == name:
             return kind
-    raise LookupError(f"no installed package has a kind of data {name!r}")
+    raise LookupError(f"no installed package provides a kind of data named {name!r}; install the package that does")
 
 
 def rows_joined_by(key: str, location: str) -> Any:
-    """Open the rows that this key of a metadataset joins. Raises as the kind's `rows`."""
+    """Open the rows that this metadataset key joins. Raises as the kind's `rows`."""
     for kind in all_kinds():
         if kind.joined_by == key and kind.rows is not None:
             return kind.rows(location)
-    raise LookupError(f"no installed package has a kind of data that is joined by {key!r}")
+    raise LookupError(f"no installed package provides a kind of data joined by {key!r}; install the package that does")
 
 
 def opener_of(kind: Kind) -> Any:
-    """What opens leaves of a kind in a way of its own; None: they take what `Kind.open` gives.
+    """The opener of leaves of a kind; None: leaves use `Kind.open`.
 
-    What is not there is opened as our first kind that is configured, whose error says what is there instead.
+    Data that do not exist are opened as our first configured kind, whose error describes what is at the path.
     """
     if kind.open is not None or kind.opener is not None:
         return kind.opener
@@ -276,55 +278,55 @@ def opener_of(kind: Kind) -> Any:
 
 
 def store_of(kind: Kind) -> Callable[[str], FileStore[Any]] | None:
-    """What opens samples of a kind by key; None: they have no keys. What is not there is opened as in `opener_of`."""
+    """The function that opens samples of a kind by key; None: no keys. Missing data are handled as in `opener_of`."""
     if kind.open is not None or kind.store is not None:
         return kind.store
     return next(own.store for own in own_kinds() if own.store is not None and own.is_configured)
 
 
 def files_below(folder: str) -> FileStore[bytes]:
-    """The files below a folder, here or in a store, by their names. Raises as `Kind.file_store` does."""
+    """The files below a local or remote folder, by name. Raises as `Kind.file_store` does."""
     return next(kind.file_store for kind in own_kinds() if kind.file_store is not None)(folder)
 
 
 def kind_by_name(location: str) -> Kind | None:
-    """The kind that the text of a path or URL says; None: that has to be looked at. No store is asked."""
+    """The kind that the text of a path or URL identifies; None: the files decide. No store is accessed."""
     if location.endswith(".yaml") and (is_url(location) or isfile(location)):
         return METADATASET
     return None if _is_folder(location) else _named_by(location, own_kinds())
 
 
 def streaming_kind(location: str) -> Kind | None:
-    """Our own kind that a conversion streams a file of this name as; None: `kind_at` says what it is."""
+    """Our own kind as which a conversion streams a file of this name; None: `kind_at` decides."""
     kinds = (kind for kind in own_kinds() if kind.streamed and is_file_of(location, kind.streamed.endings))
     return next(kinds, None)
 
 
 def kind_at(location: str) -> Kind:
-    """Say what is at a path or URL; what is not there is `NOTHING`.
+    """The kind of data at a path or URL; `NOTHING` if there are none.
 
     Raises:
         StaleIndexError: As in `open_folder`.
-        ConfigError: The URL is of no store that can be read, or a folder holds data of two kinds.
+        ConfigError: The URL's store cannot be read, or a folder contains data of two kinds.
         ReadError: The store cannot be reached.
     """
     found = kind_by_name(location)
     if found is not None:
         return found
-    found = _looked_at(location, own_kinds())
+    found = _recognised(location, own_kinds())
     if found is None and (others := _other_kinds()):
-        found = (None if _is_folder(location) else _named_by(location, others)) or _looked_at(location, others)
+        found = (None if _is_folder(location) else _named_by(location, others)) or _recognised(location, others)
     return found or NOTHING
 
 
 def hint_at(location: str, names: Collection[str] = ()) -> str | None:
-    """See `Kind.hint`: what the first kind says that says anything."""
+    """The first advice that a kind has for a path. See `Kind.hint`."""
     hints = (kind.hint(location, names) for kind in all_kinds() if kind.hint is not None)
     return next(filter(None, hints), None)
 
 
 def holds_plain_bytes(file: str) -> bool:
-    """Whether the name of a file is that of one which holds the bytes of samples as they are read."""
+    """Whether the name of a file belongs to a kind whose files contain the bytes of samples as they are read."""
     return any(kind.has_plain_bytes and file.endswith(kind.endings) for kind in all_kinds())
 
 
@@ -337,7 +339,7 @@ def _named_by(location: str, kinds: Iterable[Kind]) -> Kind | None:
 
 
 def kind_by_marker(location: str) -> Kind | None:
-    """Our own kind that a marker file at a path or URL says; None: what files there are has to be looked at."""
+    """Our own kind that a marker file at a path or URL identifies; None: the files decide."""
     return _marked(Listing(location, ()), own_kinds())
 
 
@@ -345,8 +347,8 @@ def _marked(at: Listing, kinds: Iterable[Kind]) -> Kind | None:
     return next((kind for kind in kinds if kind.marked is not None and kind.marked(at)), None)
 
 
-def _looked_at(location: str, kinds: tuple[Kind, ...]) -> Kind | None:
-    """The kind that marker files say, or else the files below. Raises ConfigError where these are of two kinds."""
+def _recognised(location: str, kinds: tuple[Kind, ...]) -> Kind | None:
+    """The kind that marker files identify, or else the files below. Raises ConfigError where two kinds claim them."""
     at = Listing(location, tuple(ending for kind in kinds if kind.holds for ending in kind.endings))
     if (found := _marked(at, kinds)) is not None:
         return found
@@ -354,5 +356,5 @@ def _looked_at(location: str, kinds: tuple[Kind, ...]) -> Kind | None:
     if len(held) > 1:
         patterns = [join(location, kind.pattern) for kind in held]
         what = " and ".join(kind.files for kind in held)
-        raise ConfigError(f"{location}: holds {what}; write which are meant, as {' or '.join(patterns)}")
+        raise ConfigError(f"{location}: contains {what}; name the files to read: {' or '.join(patterns)}")
     return held[0] if held else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random access to samples that are runs of bytes of one file, local or in an object store."""
+"""Random access to samples that are byte ranges of one file, local or in an object store."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from energon_grain.storage.remote import RemoteFiles
 
 
 class OneFile(Rows):
-    """The samples of a file, each a run of its bytes with one part. The key of a sample is its number, from 0.
+    """The samples of a file, each a byte range with one part. The key of a sample is its number, from 0.
 
     Attributes:
-        size_bytes: Of the file, when it was indexed.
-        samples: How many there are.
+        size_bytes: Size of the file when it was indexed.
+        samples: Number of samples.
     """
 
     size_bytes: int
@@ -35,15 +35,15 @@ class OneFile(Rows):
 
     @abstractmethod
     def _bounds(self, numbers: Any) -> tuple[Int64Array, Int64Array]:
-        """(n,) first byte of each sample, by its number in the file, and one past the last. Refuses damaged ones."""
+        """(n,) first byte of each sample by number, and one past the last. Raises on damaged entries."""
 
     @abstractmethod
     def _verify(self) -> None:
-        """Check that the file is the one that was indexed, as far as that can be told."""
+        """Check that the file is the one that was indexed, as far as possible."""
 
     @abstractmethod
     def _values(self, start: Int64Array, stop: Int64Array) -> Sequence[PartValue]:
-        """What is read of the file, from `start` to `stop`."""
+        """The values of the file's bytes from `start` to `stop`."""
 
     def _runs(self, start: Int64Array, stop: Int64Array) -> Sequence[bytes | None]:
         file, size = np.zeros(len(start), np.int64), stop - start
@@ -65,7 +65,7 @@ class OneFile(Rows):
 
     @property
     def run_rows(self) -> int | None:
-        """Of a file in an object store, samples in about 4 MiB; None: it is on this machine."""
+        """For a file in an object store, the number of samples in about 4 MiB; None: the file is local."""
         return remote_run(self.size_bytes, self.samples) if is_url(self.path) else None
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which bytes and samples belong together where samples lie in an object store."""
+"""Groups bytes and samples in object stores into efficient requests."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 REMOTE_RUN_BYTES = 4 << 20
-"""A request of 4 MiB moves about as much in its time as it takes to be answered: 50 ms at 80 MB/s a connection."""
-_FAR_APART_BYTES = 256 << 10
-"""What lies between two samples takes less time to fetch than another request would: with dozens of requests under way,
-50 ms of waiting are worth about 100 KiB, and blocks of the cache are as long as this."""
+"""The transfer of 4 MiB takes about as long as the latency of a request: 50 ms at 80 MB/s per connection."""
+_PREFETCH_GAP_BYTES = 256 << 10
+"""Fetching a gap of this size is cheaper than another request: with dozens of requests under way, 50 ms of latency
+equal about 100 KiB, and cache blocks have this size."""
 
 
 @runtime_checkable
 class ReadInRuns(Protocol):
-    """A source of which single samples may be dear."""
+    """A source for which reading single samples may be expensive."""
 
     @property
     def run_samples(self) -> int | None:
-        """Consecutive samples to read together in a shuffle; None: each may be read by itself."""
+        """Consecutive samples to read together in a shuffle; None: single samples."""
         ...
 
 
 @runtime_checkable
 class ReadInBlocks(ReadInRuns, Protocol):
-    """A source whose samples can only be had with their neighbours, in blocks that lie as they lie."""
+    """A source whose samples can only be read together with their neighbors, in blocks of fixed order."""
 
     def block_starts(self, at_least: int | None = None) -> Int64Array:
-        """(blocks + 1,) the first sample of each block, and how many samples there are.
+        """(blocks + 1,) the first sample of each block, and the number of samples.
 
-        Small blocks are put together until they have `at_least` so many samples; None: as many as is best.
+        Small blocks are merged until they have `at_least` samples; None: the best size.
         """
         ...
 
     def warn_of_order(self, blocks_at_once: int | None) -> str | None:
-        """What to warn of where an order is in so many blocks at a time (None: in all); None: nothing."""
+        """A warning for an order with this number of blocks in use at a time (None: all), or None."""
         ...
 
 
 def remote_run(total_bytes: int, samples: int) -> int | None:
-    """Samples in 4 MiB, or None where that is one or less."""
+    """Number of samples in 4 MiB, or None if that is one or less."""
     found = REMOTE_RUN_BYTES * samples // max(total_bytes, 1)
     return found if found > 1 else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RemoteExtents:
-    """Where samples lie in objects.
+    """Location of samples in objects.
 
     Attributes:
-        files: What reads the objects.
-        paths: Their URLs.
-        spans: Long runs of bytes that hold pieces of samples.
-        owner: (n,) which of the samples asked for each piece belongs to.
+        files: Reads the objects.
+        paths: URLs of the objects.
+        spans: Long byte ranges that contain pieces of samples.
+        owner: (n,) which of the requested samples each piece belongs to.
     """
 
     files: RemoteFiles
@@ -78,31 +78,31 @@ class RemoteExtents:
 def remote_extents(
     files: RemoteFiles, paths: Sequence[str], file: Int64Array, start: Int64Array, size: Int64Array, owner: Int64Array
 ) -> RemoteExtents:
-    """Bring pieces together as it is best to fetch them ahead of need. See `coalesce`."""
-    spans = coalesce(file, start, size, merge_gap_bytes=_FAR_APART_BYTES, solo_bytes=MAX_SPAN_BYTES)
+    """Merge pieces into ranges suited to prefetching. See `coalesce`."""
+    spans = coalesce(file, start, size, merge_gap_bytes=_PREFETCH_GAP_BYTES, solo_bytes=MAX_SPAN_BYTES)
     return RemoteExtents(files=files, paths=paths, spans=spans, owner=owner)
 
 
 @runtime_checkable
 class RemoteSource(Protocol):
-    """A source whose bytes may lie in object stores."""
+    """A source whose bytes may be in object stores."""
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
-        """What reads them; empty: they lie on this machine."""
+        """Readers of the objects; empty: the data are local."""
         ...
 
     def extents(self, indices: Int64Array) -> list[RemoteExtents]:
-        """Where samples lie in objects: none of what lies on this machine. Raises ReadError."""
+        """Location of samples in objects, without local ones. Raises ReadError."""
         ...
 
 
 def side_by_side(
     function: Callable[[_Item], _Result], items: Sequence[_Item], files: Sequence[RemoteFiles]
 ) -> list[_Result]:
-    """Call a function that reads for each of several sources: in threads if `files`, where that takes requests.
+    """Call a function that reads for each of several sources, in threads if `files` shows that this takes requests.
 
-    After the first failure those that have not begun are left out.
+    After the first failure, calls that have not started are skipped.
     """
     if not files or len(items) < 2:
         return [function(item) for item in items]

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Rows`, which is what a kind of data writes, and `SelectedSource`, which makes a `Source` of some of any rows.
-
-Split parts, subsets and `where` are implemented here, once for all kinds.
-"""
+"""`Rows`, which a kind of data implements, and `SelectedSource`, which implements split parts, subsets and `where`."""
 
 from __future__ import annotations
 
@@ -41,14 +38,14 @@ _THREADS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Blocks:
-    """How rows are grouped that can only be read together.
+    """Groups of rows that can only be read together.
 
     Attributes:
-        first: (blocks + 1,) the first row of each block, and how many rows there are.
-        at_least: Rows that neighboring blocks are put together to, by default; None: a block stays by itself.
-        are_read_whole: Whether a read takes whole blocks; else any row is as near as any other.
-        warn: Called with the first and the last row that is served, and with the number of blocks in use at a time
-            (None: all). Gives what to warn of; None: nothing.
+        first: (blocks + 1,) the first row of each block, and the number of rows.
+        at_least: Default minimum of rows per block: smaller neighbors are merged; None: blocks are not merged.
+        are_read_whole: Whether a read takes whole blocks; else all rows cost the same to read.
+        warn: Called with the first and last row served, and the number of blocks in use at a time (None: all). Returns
+            a warning, or None.
     """
 
     first: Int64Array
@@ -58,14 +55,14 @@ class Blocks:
 
 
 class Kept(Protocol):
-    """Columns that are kept beside the data: numbers, one for each of all rows, see `formats.columns.KeptColumns`."""
+    """Columns stored beside the data: one number for each of all rows, see `formats.columns.KeptColumns`."""
 
     def __iter__(self) -> Iterator[str]: ...
 
     def __contains__(self, name: object, /) -> bool: ...
 
     def at(self, name: str, samples: Int64Array | slice, /) -> npt.NDArray[Any]:
-        """(n,) what a column says of rows by number, or of a slice of them with both its ends."""
+        """(n,) values of a column for row numbers, or for a slice of them with explicit start and stop."""
         ...
 
     def id(self, name: str, /) -> str:
@@ -77,25 +74,25 @@ class Kept(Protocol):
         ...
 
     def used(self) -> dict[str, str]:
-        """The ids of columns with files that were asked for."""
+        """Ids of the stored columns that were used."""
         ...
 
     def require(self, used: Mapping[str, str], /) -> None:
-        """Raise StaleIndexError where columns are not those that `used` gave in another process."""
+        """Raise StaleIndexError unless the columns are those that `used` returned in another process."""
         ...
 
 
 class Rows(ABC):
-    """All samples of some data, by their numbers: what a kind of data writes. Thread-safe and picklable.
+    """All samples of some data, by number: the interface a kind of data implements. Thread-safe and picklable.
 
-    A *number* counts all samples of all files, in order, from 0. Callers have checked it. A copy in another process
-    opens the data itself, and raises StaleIndexError where these are others by then.
+    A *number* counts all samples of all files, in order, from 0. Callers have checked its range. A copy in another
+    process opens the data itself, and raises StaleIndexError if they have changed.
 
-    Six members have to be written: `path` and those that are abstract. The others have defaults.
+    Six members must be implemented: `path` and the abstract ones. The others have defaults.
 
     Attributes:
         path: Path or URL of the data, for provenance and messages.
-        own_columns: Names of columns that the data have themselves; see `own_column`.
+        own_columns: Names of columns that are part of the data; see `own_column`.
         lost_by_fork: Whether a forked process cannot read them.
     """
 
@@ -108,7 +105,7 @@ class Rows(ABC):
     @property
     @abstractmethod
     def digest(self) -> str:
-        """Digest of all rows: equal content, equal digest, wherever they are."""
+        """Digest of all rows: equal content has an equal digest, wherever it is."""
 
     @property
     @abstractmethod
@@ -122,25 +119,25 @@ class Rows(ABC):
 
     @property
     def all_part_names(self) -> tuple[str, ...]:
-        """Names of all parts, read or not."""
+        """Names of all parts, including those not read."""
         return self.part_names
 
     @abstractmethod
     def read_rows(self, numbers: Int64Array) -> RawBatch:
-        """Read (n,) rows in the order asked for, with their numbers as indices; see `batch`.
+        """Read (n,) rows in the order requested, with their numbers as indices; see `batch`.
 
         Raises ReadError where bytes cannot be read.
         """
 
     @abstractmethod
     def sizes(self, numbers: Int64Array) -> Int64Array:
-        """(n,) payload bytes that reading each row yields, known without reading it."""
+        """(n,) payload bytes of each row, known without reading it."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, rows={sum(self.shard_counts.values())})"
 
     def batch(self, numbers: Int64Array, columns: Mapping[str, Sequence[PartValue | None]]) -> RawBatch:
-        """What `read_rows` gives: for each part the values of the rows; None where a row lacks it."""
+        """The return value of `read_rows`: for each part the values of the rows; None for rows without it."""
         return RawBatch(indices=numbers, keys=self.keys(numbers), shards=self.shards(numbers), columns=columns)
 
     def keys(self, numbers: Int64Array) -> list[str]:
@@ -156,7 +153,7 @@ class Rows(ABC):
         return [names[file] for file in np.searchsorted(ends, numbers, side="right").tolist()]
 
     def locate(self, number: int) -> SampleLocation:
-        """Where a row is, without reading it; default: its file, as if rows were bytes."""
+        """Location of a row, without reading it; default: its file, as if rows were bytes."""
         at = np.array([number], np.int64)
         (size,) = self.sizes(at).tolist()
         return SampleLocation(
@@ -164,13 +161,13 @@ class Rows(ABC):
         )
 
     def place_of(self, number: int) -> str:
-        """Where a row is, as messages say it."""
+        """Location of a row, for messages."""
         place = self.locate(number)
         return f"{place.shard}: {place.key}"
 
     @cached_property
     def kept(self) -> Kept | None:
-        """The columns that were measured; None: none can be."""
+        """The measured columns; None: columns cannot be measured."""
         return None
 
     @property
@@ -179,7 +176,7 @@ class Rows(ABC):
         return tuple(dict.fromkeys((*self.own_columns, *(self.kept or ()))))
 
     def column(self, name: str, numbers: Int64Array | slice) -> npt.NDArray[Any]:
-        """(n,) what a column says of rows, or of a slice of them with both its ends. Raises as `Source.column`."""
+        """(n,) values of a column for rows, or a slice with explicit start and stop. Raises as `Source.column`."""
         if self.kept is not None and name in self.kept:
             return self.kept.at(name, numbers)
         if name not in self.own_columns:
@@ -189,12 +186,12 @@ class Rows(ABC):
         return in_pieces(numbers, numbers.stop, partial(self.own_column, name))
 
     def own_column(self, name: str, numbers: Any) -> npt.NDArray[Any]:
-        """(n,) what a column of `own_columns` says of rows."""
+        """(n,) values of a column of `own_columns` for rows."""
         del name
         return self.sizes(numbers)
 
     def column_id(self, name: str) -> str:
-        """Digest that changes with the numbers of a column; empty: the content id of what is served is one."""
+        """Digest that changes with the numbers of a column; empty: use the content id of the source."""
         if self.kept is not None and name in self.kept:
             return self.kept.id(name)
         if name not in self.own_columns:
@@ -205,45 +202,45 @@ class Rows(ABC):
         """The error for a name that no column has."""
         if self.kept is not None:
             return self.kept.no_column(name)
-        return KeyNotFoundError(f"{self.path}: there is no column {name!r}; there are {', '.join(self.columns)}")
+        return KeyNotFoundError(f"{self.path}: no column {name!r}; the columns are {', '.join(self.columns)}")
 
     @property
     def run_rows(self) -> int | None:
-        """Consecutive rows to read together in a shuffle; None: each may be read by itself."""
+        """Consecutive rows to read together in a shuffle; None: single rows."""
         return None
 
     @property
     def blocks(self) -> Blocks | None:
-        """How rows are grouped that can only be read together; None: they are not."""
+        """Groups of rows that can only be read together; None: rows are read individually."""
         return None
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
-        """What reads the data in object stores; empty: they are on this machine."""
+        """Readers of the data in object stores; empty: the data are local."""
         return ()
 
     def extents(self, numbers: Int64Array) -> list[RemoteExtents]:
-        """Where rows are in objects; empty where they are on this machine."""
+        """Location of rows in objects; empty for local data."""
         del numbers
         return []
 
     def close(self) -> None:  # noqa: B027
-        """Release file handles; reading again opens them."""
+        """Release file handles. The next read opens them again."""
 
 
 class SelectedSource:
     """A `Source` of some of the rows of a kind of data.
 
     Args:
-        rows: All of them.
-        start: First one to serve.
+        rows: All rows.
+        start: First row to serve.
         stop: One past the last; default: the end.
-        where: Which of these to serve, by their columns; default: all.
-        runs: [begin, end) of each file: those from which to take them; default: all.
+        where: Condition on columns that served rows meet; default: none.
+        runs: [begin, end) in each file: the rows to select from; default: all.
 
     Raises:
-        ConfigError: There are fewer.
-        EmptyDatasetError: There are none between.
+        ConfigError: `start` or `stop` exceeds the number of rows.
+        EmptyDatasetError: No rows are selected.
         KeyNotFoundError, IndexFileError, FormatError, ReadError: As `column`.
     """
 
@@ -267,16 +264,16 @@ class SelectedSource:
             firsts = accumulate(counts, initial=0)
             if not any(begin < end for begin, end in runs):
                 raise EmptyDatasetError(
-                    f"{self.path}: none of its {sum(counts)} samples are in this split part; give it a larger share"
+                    f"{self.path}: this split part gets none of the {sum(counts)} samples; give it a larger share"
                 )
             whole = [(first + begin, first + end) for first, (begin, end) in zip(firsts, runs, strict=False)]
             self._selection = Selection.of_runs(sum(counts), whole, start=start, stop=stop)
         self._narrow(where)
 
     def _narrow(self, where: Expression | None) -> None:
-        """Serve only those samples for which an expression over the columns holds; None: all of them.
+        """Serve only samples for which an expression over the columns holds; None: all of them.
 
-        Only columns are read, in blocks whose numbers fit into a core's cache, in threads on this process's cores.
+        Only columns are read, in blocks that fit into a core's cache, in threads on this process's cores.
         Raises EmptyDatasetError, ConfigError, KeyNotFoundError, IndexFileError and ReadError.
         """
         if where is None:
@@ -298,16 +295,18 @@ class SelectedSource:
 
         begins = range(0, total, _EVALUATED_AT_ONCE)
         with ThreadPoolExecutor(min(usable_cores(), _THREADS, len(begins)), "energon_grain-where") as threads:
-            deque(threads.map(evaluate, begins), maxlen=0)  # raises what they do
+            deque(threads.map(evaluate, begins), maxlen=0)  # raises their errors
         if not keep.any():
-            raise EmptyDatasetError(f"{self.path}: where {where.text!r} keeps none of its {total:,} samples")
+            raise EmptyDatasetError(
+                f"{self.path}: where {where.text!r} matches none of the {total:,} samples; relax the condition"
+            )
         columns = {name: self.column_id(name) for name in where.names}
         self._selection = self._selection.where(keep, {"expression": where.text, "columns": columns, "of": total})
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy in another process needs, with the ids of the measured columns that were used.
+        """The state for a copy in another process, with the ids of the measured columns that were used.
 
-        The copy has to find the same numbers in these.
+        The copy must find the same numbers in these columns.
         """
         kept = vars(self._rows).get("kept")
         own = ("_rows", "_selection", "lost_by_fork")
@@ -327,9 +326,9 @@ class SelectedSource:
 
     @property
     def where(self) -> Mapping[str, Any] | None:
-        """The condition that its samples meet; None: there is none.
+        """The condition that its samples meet; None without one.
 
-        `expression`, the ids of its `columns`, and the number of samples `of` which it took them.
+        `expression`, the ids of its `columns`, and the number of samples that it was applied to as `of`.
         """
         return self._selection.condition
 
@@ -339,13 +338,13 @@ class SelectedSource:
 
     @property
     def content_id(self) -> str:
-        """Digest of the rows, and of which of them are served."""
+        """Digest of all rows and of the selection."""
         chosen = self._selection
         return f"{self._rows.digest}-{fold(chosen.start, chosen.stop, *chosen.digest):016x}"
 
     @cached_property
     def kept(self) -> Kept | None:
-        """What was measured of all rows, by their numbers; None: nothing can be."""
+        """Measured columns of all rows; None: columns cannot be measured."""
         return self._rows.kept
 
     @property
@@ -355,7 +354,7 @@ class SelectedSource:
 
     @property
     def all_part_names(self) -> tuple[str, ...]:
-        """Names of all parts, read or not."""
+        """Names of all parts, including those not read."""
         return self._rows.all_part_names
 
     def numbers(self, indices: npt.NDArray[np.integer[Any]]) -> Int64Array:
@@ -426,7 +425,7 @@ class SelectedSource:
         return self._rows.extents(self.numbers(indices))
 
     def close(self) -> None:
-        """Release file handles; reading again opens them."""
+        """Release file handles. The next read opens them again."""
         self._rows.close()
 
 
@@ -441,11 +440,11 @@ class SelectedBlocks(SelectedSource):
 
     @property
     def run_samples(self) -> int | None:
-        """Samples of a block, in the mean; None: any sample is as near as any other."""
+        """Mean number of samples per block; None: all samples cost the same to read."""
         return max(1, len(self) // (len(self.block_starts()) - 1)) if self._blocks.are_read_whole else None
 
     def block_starts(self, at_least: int | None = None) -> Int64Array:
-        """(blocks + 1,) the first sample of each block, and how many samples there are. See `ReadInBlocks`."""
+        """(blocks + 1,) the first sample of each block, and the number of samples. See `ReadInBlocks`."""
         bounds = self._selection.cut_by(self._blocks.first)
         at_least = self._blocks.at_least if at_least is None else at_least
         if at_least is None:
@@ -457,7 +456,7 @@ class SelectedBlocks(SelectedSource):
         return np.array([*kept, len(self)], np.int64)
 
     def warn_of_order(self, blocks_at_once: int | None) -> str | None:
-        """What to warn of where an order has this number of blocks in use at a time (None: all); None: nothing."""
+        """A warning for an order with this number of blocks in use at a time (None: all), or None."""
         return self._blocks.warn(self._number(0), self._number(len(self) - 1), blocks_at_once)
 
 
@@ -474,5 +473,5 @@ def selected(
 
 
 def rows_of(source: Any) -> Rows | None:
-    """The rows that a source serves some of; None: it is no `SelectedSource`."""
+    """The rows behind a source; None if it is no `SelectedSource`."""
     return source._rows if isinstance(source, SelectedSource) else None

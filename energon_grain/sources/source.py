@@ -22,14 +22,14 @@ Int64Array = npt.NDArray[np.int64]
 
 
 def in_range(indices: npt.NDArray[np.integer[Any]], count: int, *, where: str, what: str = "sample") -> Int64Array:
-    """Give (n,) `indices` as int64 once all are known to be in [0, count).
+    """Return (n,) `indices` as int64 if all are in [0, count).
 
-    Raises IndexError, which names `where`, and the first that is not.
+    Raises IndexError, which names `where` and the first index out of range.
     """
     found = np.asarray(indices, np.int64)
     if len(found) and int(found.view(np.uint64).max()) >= count:  # negative ones are the largest
         wrong = found[(found < 0) | (found >= count)][0]
-        raise IndexError(f"{where}: {what} {int(wrong)} asked for, but there are {count}")
+        raise IndexError(f"{where}: {what} {int(wrong)} is out of range: there are {count}")
     return found
 
 
@@ -48,32 +48,32 @@ _AT_ONCE = 1 << 20
 
 
 def in_pieces(indices: slice, count: int, column: Callable[[Int64Array], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """(n,) what `column` says of a slice of `count` samples, asked for a million at a time."""
+    """(n,) values of `column` for a slice of `count` samples, requested a million at a time."""
     wanted = range(*indices.indices(count))
     cuts = [wanted[at : at + _AT_ONCE] for at in range(0, len(wanted), _AT_ONCE)] or [wanted]
     return np.concatenate([column(np.arange(cut.start, cut.stop, cut.step)) for cut in cuts])
 
 
 def release_mapped(block: npt.NDArray[Any]) -> None:
-    """Give back the pages of the column that a block is a part of, where that is mapped."""
+    """Release the memory-mapped pages of the column that a block is a view of."""
     while isinstance(block.base, np.ndarray):
         block = block.base
     release_pages(block)
 
 
 class LazySources(msgspec.Struct, gc=False, eq=False):
-    """The `__sources__` of a sample: behaves as a tuple of `SourceInfo`, looked up in the index when asked for.
+    """The `__sources__` of a sample. Behaves as a tuple of `SourceInfo` that is looked up in the index on access.
 
-    Most samples are trained on without anyone asking; a tuple of strings for each would cost more than reading it. A
-    struct is made in 0.1 µs and is nothing to the garbage collector.
+    Most training programs never access it; a tuple of strings per sample would cost more than reading the sample. A
+    struct is created in 0.1 µs and costs the garbage collector nothing.
 
-    But `isinstance(…, Sequence)` is False: frameworks that move batches to devices walk through sequences and make new
-    ones of the same type. They leave this as it is.
+    `isinstance(…, Sequence)` is False on purpose: frameworks that move batches to devices walk through sequences and
+    create new ones of the same type. They leave this object unchanged.
     """
 
     source: Any
-    """What the sample was read from: a `Source`, of a join one with `members`, whose samples are named; or the sources
-    of several samples, one after the other, as a tuple."""
+    """The `Source` the sample was read from. For a join: a source with `members`, whose samples are named. For several
+    samples: a tuple of their sources, in order."""
     index: int = 0
     """Index of the sample in it."""
 
@@ -130,17 +130,17 @@ def _info(source: Any, place: SampleLocation) -> SourceInfo:
 
 
 PartValue: TypeAlias = bytes | ByteStream | npt.NDArray[Any]
-"""The bytes of a part, or a stream that reads them when it is asked; or a row of an array, which needs no decoding."""
+"""The bytes of a part, a stream that reads them on demand, or a row of an array, which needs no decoding."""
 
 LazyFrom: TypeAlias = Callable[[str], int | None] | None
-"""Says of a part's name from how many bytes on such parts are not read but given as streams; None: never."""
+"""Returns, by part name, the size in bytes from which parts become streams instead of being read; None: never."""
 CLIP_BYTES = 4 << 20
-"""A stream counts as so many bytes where memory is planned: about what decoding a clip of a video reads."""
+"""The size of a stream in memory planning: about the bytes read to decode a clip of a video."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawSample:
-    """One sample as it lies in its shard."""
+    """One sample as stored in its shard."""
 
     key: str
     """Base name of the sample's members, folders included."""
@@ -153,18 +153,17 @@ class RawSample:
 
 
 class RawBatch(Sequence[RawSample]):
-    """What one batched read returns: a sequence of raw samples, held as columns.
+    """The result of one batched read: a sequence of raw samples, stored as columns.
 
-    Columns are what makes batched reading cheap: a decoder runs over `columns["jpg"]`, and an object per sample is made
-    only for who asks for one.
+    Columns make batched reading cheap: a decoder runs over `columns["jpg"]`, and an object per sample is created only
+    on access.
 
     Attributes:
         indices: (n,) index of each sample in its source.
         keys: Key of each sample.
         shards: Shard of each sample.
-        columns: For each part name, one value a sample, or None where the sample lacks the part.
-        orders: For each sample, the names of its parts in their order. None: the parts of all samples are in the order
-            of the columns.
+        columns: For each part name, one value per sample, or None where the sample lacks the part.
+        orders: For each sample, the names of its parts in order. None: the order of the columns, for all samples.
     """
 
     __slots__ = ("columns", "indices", "keys", "orders", "shards")
@@ -203,7 +202,7 @@ class RawBatch(Sequence[RawSample]):
             yield self[place]
 
     def _parts_of_each(self) -> list[dict[str, PartValue]]:
-        """The parts of each sample by name, those that it lacks left out."""
+        """The parts of each sample by name, without missing ones."""
         names = [*self.columns]
         if self.orders is None and all(map(self.is_complete, names)):
             rows: Iterable[Any] = zip(*self.columns.values(), strict=True) if names else [()] * len(self)
@@ -211,22 +210,22 @@ class RawBatch(Sequence[RawSample]):
         return [dict(raw.parts) for raw in self]
 
     def nbytes(self) -> int:
-        """Payload bytes of all parts that were read."""
+        """Payload bytes of all parts read."""
         values = (value for column in self.columns.values() for value in column if value is not None)
         read = (value for value in values if not isinstance(value, ByteStream))
         return sum(len(value) if isinstance(value, bytes) else value.nbytes for value in read)
 
     def is_complete(self, part: str) -> bool:
         """Whether every sample has the part."""
-        # Not `None in column`: that compares, which an array does number by number.
+        # `None in column` would compare, which arrays do number by number.
         return all(map(is_not, self.columns[part], repeat(None)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleLocation:
-    """Where one sample lies. Offsets and sizes are in bytes, from the start of the shard.
+    """Location of one sample. Offsets and sizes are in bytes, from the start of the shard.
 
-    In ArrayRecord files and arrays they are counted as if records or rows lay one behind the other, uncompressed.
+    In ArrayRecord files and arrays they are counted as if records or rows were contiguous and uncompressed.
     """
 
     index: int
@@ -246,18 +245,18 @@ class Source(Protocol):
 
     @property
     def path(self) -> str:
-        """Where the dataset lies, for provenance and messages."""
+        """Location of the dataset, for provenance and messages."""
         ...
 
     @property
     def content_id(self) -> str:
-        """Digest of what the source serves, in this order: equal content, equal id, wherever it lies."""
+        """Digest of the samples served, in order: equal content has an equal id, wherever it is."""
         ...
 
     def __len__(self) -> int: ...
 
     def read(self, indices: npt.NDArray[np.int64]) -> RawBatch:
-        """Read samples in the order asked for; repeated indices are fine.
+        """Read samples in the order requested; indices may repeat.
 
         Args:
             indices: (n,) in [0, len).
@@ -269,48 +268,48 @@ class Source(Protocol):
         ...
 
     def keys(self, indices: npt.NDArray[np.int64]) -> list[str]:
-        """The key of each sample. Raises IndexError, and as `read` where only the data says it."""
+        """The key of each sample. Raises IndexError, and as `read` where keys are stored in the data."""
         ...
 
     def sizes(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """(n,) payload bytes that reading each sample yields, known without reading it. See `CLIP_BYTES`."""
+        """(n,) payload bytes of each sample, known without reading it. See `CLIP_BYTES`."""
         ...
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of its columns: numbers, one a sample, that are known without reading it."""
+        """Names of its columns: one number per sample, known without reading it."""
         ...
 
     def column(self, name: str, indices: npt.NDArray[np.int64] | slice) -> npt.NDArray[Any]:
-        """(n,) what a column says of samples; NaN (of sizes 0) where it says nothing of one.
+        """(n,) values of a column for samples; NaN (0 for sizes) where the column has no value.
 
         Args:
-            name: Of the column.
-            indices: (n,) in [0, len), in any order; or a slice, which takes no memory but what is returned, and not
-                even that where the column lies as it is asked for.
+            name: Name of the column.
+            indices: (n,) in [0, len), in any order; or a slice, which needs no memory beyond the result, and none at
+                all if the column is stored in that order.
 
         Raises:
             IndexError: An index is out of range.
-            KeyNotFoundError: There is no such column, or it is of other samples; says which command makes it.
+            KeyNotFoundError: The column does not exist, or belongs to other samples. Names the command that creates it.
             IndexFileError: It is damaged.
             ReadError: An object store cannot be reached.
         """
         ...
 
     def column_id(self, name: str) -> str:
-        """Digest that changes with the numbers of a column, which stay those from then on. Raises as `column` does."""
+        """Digest that changes with the numbers of a column, which are fixed from then on. Raises as `column` does."""
         ...
 
     def locate(self, index: int) -> SampleLocation:
-        """Where a sample lies, without reading it. Raises IndexError when `index` is out of range."""
+        """Location of a sample, without reading it. Raises IndexError when `index` is out of range."""
         ...
 
     def place_of(self, index: int) -> str:
-        """Where a sample lies, as messages say it: `shard-000012.tar: 000341`. Raises IndexError as `locate` does."""
+        """Location of a sample, for messages: `shard-000012.tar: 000341`. Raises IndexError as `locate` does."""
         ...
 
     def close(self) -> None:
-        """Release file handles; reading again opens them anew."""
+        """Release file handles. The next read opens them again."""
         ...
 
 
@@ -318,29 +317,29 @@ class Group(Protocol):
     """Several sources that are read together."""
 
     def read(self, which: npt.NDArray[np.integer[Any]], indices: npt.NDArray[np.int64]) -> RawBatch:
-        """Read samples of the (n,) numbered sources, in the order asked for. See `Source.read`."""
+        """Read samples of the (n,) numbered sources, in the order requested. See `Source.read`."""
         ...
 
 
 @runtime_checkable
 class ReadInGroups(Protocol):
-    """A source that can be read together with others, which saves most of the time where each has few samples.
+    """A source that can be read together with others, which saves most of the time if each has few samples.
 
-    As with `ReadsByKeys`, the names have an underscore because sources are public and this is for the engine alone.
+    As in `ReadsByKeys`, the names have an underscore: sources are public, and these methods are for the engine only.
     """
 
     def _read_key(self) -> Hashable:
-        """Equal for sources that one group may have; None: this one is read by itself."""
+        """Equal for sources that can share a group; None: this source is read separately."""
         ...
 
     def _group(self, sources: Sequence[Any]) -> Group:
-        """Sources that are read alike, this one among them, as one."""
+        """A group of sources with equal `_read_key`, this one among them."""
         ...
 
 
 @runtime_checkable
 class ReadsByKeys(Protocol):
-    """A source that saves looking up keys which the caller has."""
+    """A source that can skip looking up keys which the caller already has."""
 
     def _read_by_keys(self, indices: npt.NDArray[np.int64], keys: list[str]) -> RawBatch:
         """Read samples whose keys are known. See `Source.read`."""
@@ -349,21 +348,21 @@ class ReadsByKeys(Protocol):
 
 @runtime_checkable
 class HasParts(Protocol):
-    """A source that reads no parts but those that are wanted."""
+    """A source that can restrict reads to the parts needed."""
 
     def with_parts(self, parts: frozenset[str]) -> Any:
-        """The same samples, of which these parts alone are read."""
+        """The same samples, with only these parts read."""
         ...
 
 
 @runtime_checkable
 class HasKeyColumns(Protocol):
-    """Rows whose keys may be in the data, in one of their columns."""
+    """Rows whose keys may be stored in one of their columns."""
 
     def key_blocks(self, column: str | None = None) -> Iterator[list[str]]:
-        """The keys of all its rows, in order, in blocks; those of a column, or the usual ones."""
+        """The keys of all rows, in order, in blocks: of the given column, or of the default one."""
         ...
 
     def keys_id(self, column: str | None = None) -> str:
-        """Digest of keys that are in the data; empty where names of files say them."""
+        """Digest of keys stored in the data; empty if file names determine them."""
         ...

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local files read in sorted, merged ranges, and the door to object stores."""
+"""Local files, read in sorted and merged ranges, and the interface to object stores."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A range of a file or object as a seekable binary file: what a video in a tar is to a decoder that reads a clip.
+"""A range of a file or object as a seekable binary file: how a decoder reads clips of a video in a tar.
 
-libav asks for 32 KiB at a time. Each of its questions would be a request to a bucket, and what a group of pictures
-takes is one range. So a stream reads ahead, in proportion to what was read in a row, and whoever knows what comes says
-so by `prefetch`. What was read last is kept, since libav reads the beginning of a file twice.
+libav reads 32 KiB at a time. In a bucket, each read would be a request, although a group of pictures is one range.
+Therefore a stream reads ahead, in proportion to the bytes read sequentially, and callers that know the next ranges pass
+them to `prefetch`. The last reads are kept, because libav reads the beginning of a file twice.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import numpy as np
 from energon_grain.storage.byte_store import ByteStore
 
 AHEAD_SHARE = 8
-"""An eighth of what was read in a row is read ahead: what is read in vain is less than that."""
+"""An eighth of the sequentially read bytes is read ahead: this limits wasted reads to less than that."""
 LONGEST_AHEAD_BYTES = 1 << 20
 PREFETCHED_BYTES = 64 << 20
-"""More than this is not held in memory; the rest is read when it is asked for."""
+"""Limit of prefetched bytes in memory; the rest is read on demand."""
 _WINDOWS = 4
 
 
 class ByteStream(io.RawIOBase):
-    """Bytes [start, start + size) of what a store has under a path, as a seekable binary file.
+    """Bytes [start, start + size) of a path in a store, as a seekable binary file.
 
-    Nothing is read before it is asked for. Every read is of the same version of the file: of that which a dataset's
-    index describes, in copies in other processes too. As any file it is for one thread at a time. Picklable, by its
-    place, at a few hundred bytes.
+    Nothing is read before it is requested. Every read is of the same version of the file, the one that a dataset's
+    index describes; this includes copies in other processes. For one thread at a time, like any file. A pickle has the
+    position, and a few hundred bytes.
 
     Args:
-        version: Of the file, as the store tells it; None: as it is now.
-        inserted: What the stream has beside: in front of which byte, and what.
+        version: Version of the file from the store; None: its current one.
+        inserted: Extra bytes of the stream: (position, bytes).
 
-    Raises ReadError: there is no such file, or it cannot be reached.
+    Raises ReadError: the file does not exist, or cannot be reached.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class ByteStream(io.RawIOBase):
         self._version = store.version(path) if version is None else version
         self.inserted = inserted
         self._place = 0
-        self._next = -1  # where the last read of the store ended
-        self._run = 0  # bytes read in a row
-        self._windows: list[tuple[int, bytes]] = []  # read on demand, the one that was used last first
+        self._next = -1  # end of the last read from the store
+        self._run = 0  # bytes read sequentially
+        self._windows: list[tuple[int, bytes]] = []  # read on demand, the most recently used one first
         self._prefetched: list[tuple[int, bytes]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,7 +78,7 @@ class ByteStream(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to a place, which may lie behind the end, as in any file. Reads nothing."""
+        """Go to a position, which may be beyond the end, as in any file. Reads nothing."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self.size}[whence]
         if base + offset < 0:
             raise ValueError(f"{self!r}: cannot seek to byte {base + offset}")
@@ -86,7 +86,7 @@ class ByteStream(io.RawIOBase):
         return self._place
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read `size` bytes, less only at the end; None or -1: all that is left.
+        """Read `size` bytes, fewer only at the end; None or -1: all remaining bytes.
 
         Raises ReadError and StaleIndexError.
         """
@@ -112,16 +112,16 @@ class ByteStream(io.RawIOBase):
         return self.read()
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Read ranges that will be asked for, together: from an object store in few requests, side by side.
+        """Read ranges that will be needed, together: from an object store in few parallel requests.
 
-        They are held until the next call, 64 MiB of them at most; one without ranges reads nothing and lets go of them.
+        They are kept until the next call, 64 MiB at most; a call without ranges reads nothing and releases them.
 
         Args:
             ranges: (first byte, one past the last) of each, in this stream.
 
         Raises:
             ReadError: They could not be read after retries.
-            StaleIndexError: The file was changed.
+            StaleIndexError: The file has changed.
         """
         merged = self._merged(ranges)
         place, data = self.inserted
@@ -133,12 +133,12 @@ class ByteStream(io.RawIOBase):
             if begin < end and left:
                 wanted.append((begin, min(end, begin + left)))
                 left -= wanted[-1][1] - begin
-        self._prefetched = []  # before others are read
+        self._prefetched = []  # release memory before the next read
         if wanted:
             self._prefetched = list(zip([begin for begin, _ in wanted], self._read(wanted), strict=True))
 
     def _merged(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The ranges inside of the stream, ascending; those that are close together become one."""
+        """The ranges within the stream, ascending; neighbours are merged."""
         merged: list[tuple[int, int]] = []
         for begin, end in sorted((max(begin, 0), min(end, self.size)) for begin, end in ranges):
             if merged and begin - merged[-1][1] <= self._store.least_bytes:
@@ -148,7 +148,7 @@ class ByteStream(io.RawIOBase):
         return merged
 
     def _held(self, count: int) -> bytes:
-        """Bytes from here on that are in memory, at most `count`; b"": this place is not."""
+        """Bytes in memory from the current position on, at most `count`; b"" if there are none."""
         at = self._place
         for start, data in (self.inserted, *self._prefetched):
             if start <= at < start + len(data):
@@ -161,12 +161,12 @@ class ByteStream(io.RawIOBase):
         return b""
 
     def _fetch(self, count: int) -> bytes:
-        """Read `count` bytes from here on, and what is likely to be asked for next."""
+        """Read `count` bytes from the current position, and a few more that are likely to be needed next."""
         self._run = self._run if self._place == self._next else 0
         least = self._store.least_bytes
         ahead = min(max(self._run // AHEAD_SHARE, least), LONGEST_AHEAD_BYTES)
         stop = self._place + max(count, ahead)
-        stop = max(stop - (self.start + stop) % least, self._place + count)  # stores fetch pages of so many bytes
+        stop = max(stop - (self.start + stop) % least, self._place + count)  # stores fetch pages of this size
         stop = min(stop, self.size)
         stop = min([stop, *(start for start, _ in (self.inserted, *self._prefetched) if start > self._place)])
         (data,) = self._read([(self._place, stop)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many cores there are for threads and processes, work that threads share, and locks that outlive a fork."""
+"""The number of usable cores, ordered maps over threads, and locks that survive a fork."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on: containers and batch systems give fewer than the machine has."""
+    """Number of cores that this process may use: containers and batch systems may allow fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def map_in_order(
     pool: ThreadPoolExecutor, ahead: int, function: Callable[..., T], arguments: Iterable[tuple[object, ...]]
 ) -> Iterator[T]:
-    """Map in threads, at most `ahead` results ahead of the caller, so that memory does not grow with their number."""
+    """Map in threads, at most `ahead` results ahead of the caller, so that memory is bounded."""
     pending: deque[Future[T]] = deque()
     try:
         for each in arguments:
@@ -34,8 +34,8 @@ def map_in_order(
             future.cancel()
 
 
-def over_forks(lock: T) -> T:
-    """A lock that a forked child finds free, whichever thread held it: as the standard library does with its own."""
+def reset_after_fork(lock: T) -> T:
+    """Make a lock free in a forked child, whichever thread held it, as the standard library does with its own locks."""
     held: Any = lock
     os.register_at_fork(after_in_child=held._at_fork_reinit)
     return lock

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the files with data at a path, a folder or a URL."""
+"""Names of the data files at a path, a folder or a URL."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from energon_grain.storage.remote import has_lists, shared_client
 from energon_grain.storage.settings import storage_settings
 
 GLOB = re.compile(r"[*?\[]")
-"""Of patterns."""
+"""Characters of patterns."""
 
 
 def names_at(location: str, endings: tuple[str, ...]) -> Iterator[str]:
-    """Names of the files with these endings that a path means: its own, or those below that folder.
+    """Names of the files with these extensions at a path: the path itself, or files below that folder.
 
-    In a store its ending decides, or a list.
+    In a store, the extension of the path decides, or a listing.
 
     Raises ReadError: a store cannot be reached.
     """
@@ -31,14 +31,14 @@ def names_at(location: str, endings: tuple[str, ...]) -> Iterator[str]:
 
 
 def is_data(name: str, endings: tuple[str, ...]) -> bool:
-    """Whether a name below a folder is that of a file with data: hidden ones, `_metadata`, `cache-….arrow` are not."""
+    """Whether a name below a folder is a data file; hidden files, `_metadata` and `cache-….arrow` are not."""
     steps = name.split("/")
     no_data = any(step.startswith((".", "_")) for step in steps) or steps[-1].startswith("cache-")
     return name.endswith(endings) and not no_data
 
 
 def data_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
-    """Names of the files below a folder of this machine."""
+    """Names of the data files below a local folder."""
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith((".", "_"))]
         inside = os.path.relpath(root, folder).replace(os.sep, "/")

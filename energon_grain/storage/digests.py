@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of shards: their bytes when a dataset was prepared, to compare with what a store sends.
+"""Digests of shards: recorded when a dataset was prepared, to verify the bytes that a store returns.
 
     .nv-meta/columnar/digests.json
         version       1
@@ -7,9 +7,9 @@
         page_bytes    262144
         shards        by name: size_bytes; digest, in hex; pages: XXH3-64 of each page, 8 bytes each, in base64
 
-With the sums of pages every answer of a store is checked before one of its samples is delivered, and no shard has to be
-read as a whole. XXH3 (https://xxhash.com) finds what disks, networks and servers damage. It is no protection from an
-attacker, who can replace the digests as well.
+With the sums of pages, every response of a store is checked before one of its samples is delivered, and no shard has to
+be read as a whole. XXH3 (https://xxhash.com) detects damage by disks, networks and servers. It does not protect against
+an attacker, who can replace the digests as well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _AT_ONCE = 4
 
 
 class ShardDigest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a shard was. `pages` holds the sum of each page."""
+    """Digest of a shard. `pages` holds the sum of each page."""
 
     size_bytes: int
     digest: str
@@ -56,7 +56,7 @@ _FILE = Form(Digests)
 
 
 def digest_of(path: str) -> ShardDigest:
-    """Read a file of this machine as a whole. Raises OSError."""
+    """Read a whole local file. Raises OSError."""
     whole, pages, size_bytes = xxhash.xxh3_128(), bytearray(), 0
     with open(path, "rb", buffering=0) as file:
         while data := _filled(file.read, PAGE_BYTES * _READ_PAGES):
@@ -68,7 +68,7 @@ def digest_of(path: str) -> ShardDigest:
 
 
 def _filled(read: Callable[[int], bytes | None], size_bytes: int) -> bytes:
-    """As many bytes as that, unless the file ends before: a read may give fewer."""
+    """Read exactly this many bytes, fewer only at the end of the file: a single read may return less."""
     parts, left = list[bytes](), size_bytes
     while left and (part := read(left)):
         parts.append(part)
@@ -77,7 +77,7 @@ def _filled(read: Callable[[int], bytes | None], size_bytes: int) -> bytes:
 
 
 def digests_of(root: str | Path, names: Iterable[str], known: Mapping[str, ShardDigest] | None = None) -> Digests:
-    """The digests of shards of this machine. Those that are `known` are taken as they are. Raises OSError."""
+    """The digests of local shards. Those in `known` are reused. Raises OSError."""
     known = known or {}
     with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1), "digests") as pool:
         found = pool.map(lambda name: known.get(name) or digest_of(os.path.join(root, name)), names := list(names))
@@ -85,20 +85,20 @@ def digests_of(root: str | Path, names: Iterable[str], known: Mapping[str, Shard
 
 
 def encode_digests(digests: Digests) -> bytes:
-    """What the file holds."""
+    """The content of the file."""
     return msgspec.json.encode(digests) + b"\n"
 
 
 def read_digests(path: Path) -> Digests:
-    """Raises FileNotFoundError, and IndexFileError where it is no such file."""
+    """Raises FileNotFoundError, and IndexFileError if the file is invalid."""
     try:
         return _FILE.from_json(path.read_bytes())
     except msgspec.MsgspecError as error:
-        raise IndexFileError(f"{path}: is not a file of digests ({error}); prepare the dataset again") from error
+        raise IndexFileError(f"{path}: not a valid file of digests ({error}); prepare the dataset again") from error
 
 
 class KnownDigests:
-    """The digests of the shards of a dataset in a store, by their URLs, read when they are first asked for.
+    """The digests of the shards of a dataset in a store, by URL, read lazily.
 
     Copies in other processes read the file themselves.
     """

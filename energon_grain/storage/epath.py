@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`EPath`: a path of this machine or a URL, with the methods of `pathlib` that both have."""
+"""`EPath`: a local path or a URL, with the methods of `pathlib` that apply to both."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from energon_grain.storage.urls import is_url, scheme_of
 
 _BUFFER_BYTES = 1 << 20
 _PLAIN_FOLDERS = re.compile(r"(?:[^*?\[/.][^*?\[/]*/)*")
-"""The folders that a pattern names before its first sign with a meaning."""
+"""The folders that a pattern names before its first special character."""
 
 
 class FileStat(NamedTuple):
-    """What is known of a file without reading it.
+    """Metadata of a file.
 
     Attributes:
         content_length: Its size in bytes.
-        last_modified: When it was written; of UTC.
+        last_modified: Its modification time, in UTC.
     """
 
     content_length: int
@@ -48,20 +48,20 @@ class FileStat(NamedTuple):
 @public
 @total_ordering
 class EPath:
-    """Where a file or folder lies: on this machine, or in an object store. Immutable.
+    """The location of a file or folder: local, or in an object store. Immutable.
 
-    `str(path)` is an absolute path or a URL, and is what all functions and commands here take. A pickle holds that
-    text alone: each process finds settings and credentials by itself. `dss://name@version` is a folder of this machine
-    (`local_path()`, `os.fspath`), and still written so.
+    `str(path)` is an absolute path or a URL, which all functions and commands accept. A pickle holds only that text:
+    each process looks up settings and credentials itself. `dss://name@version` is a local folder (`local_path()`,
+    `os.fspath`), but keeps its URL as text.
 
-    An object store has no folders: one is there as long as an object lies below it.
+    Object stores have no folders: a folder exists as long as there is an object below it.
 
     Args:
         initial_path: A path, relative to the working folder, or a URL: `s3://bucket/folder`, `gs://`, `https://`,
             `file://`, `memory://`, `msc://profile/path`, …
 
     Raises:
-        ConfigError: `..` leads out of the bucket, or nothing says where `dss://` lies.
+        ConfigError: `..` leads out of the bucket, or a `dss://` URL is not configured.
     """
 
     __slots__ = ("_location", "_written")
@@ -72,7 +72,7 @@ class EPath:
         text = initial_path._written if isinstance(initial_path, EPath) else os.fspath(initial_path)
         if scheme_of(text) == "dss":
             text = absolute(".", text)
-            address_of(text, storage_settings())  # raises, where nothing says what it stands for
+            address_of(text, storage_settings())  # raises if it is not configured
         location = located(text)
         location = absolute(".", location) if is_url(location) else os.path.abspath(location)
         self._set(location, text if scheme_of(text) == "dss" else location)
@@ -88,7 +88,7 @@ class EPath:
         return EPath, (self._written,)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # As Energon pickles paths: profiles of the Multi-Storage Client, of which "default" is this machine.
+        # As Energon pickles paths: with a profile of the Multi-Storage Client; "default" is the local machine.
         path, profile = str(state["internal_path"]), state["profile"]
         local = profile in ("default", "__filesystem__")
         location = path if local else f"dss:/{path}" if profile == "dss" else f"msc://{profile}{path}"
@@ -113,7 +113,7 @@ class EPath:
         return self._written < other._written
 
     def __truediv__(self, other: str | os.PathLike[str]) -> EPath:
-        """What lies below; an absolute path or a URL takes the place of this one."""
+        """A location below; an absolute path or a URL replaces this one."""
         return other if isinstance(other, EPath) else EPath(absolute(os.fspath(other), self._written))
 
     @property
@@ -123,104 +123,104 @@ class EPath:
 
     @property
     def name(self) -> str:
-        """The last step."""
+        """The last component."""
         return self._pure.name
 
     @property
     def display_name(self) -> str:
-        """The last step; of `dss://`, name and version."""
+        """The last component; for `dss://`, name and version."""
         return self._root.partition("://")[2] if scheme_of(self._written) == "dss" else self.name
 
     @property
     def stem(self) -> str:
-        """The last step without its suffix."""
+        """The last component without its suffix."""
         return self._pure.stem
 
     @property
     def suffix(self) -> str:
-        """From the last dot of the last step on."""
+        """The suffix: from the last dot of the last component on."""
         return self._pure.suffix
 
     @property
     def parent(self) -> EPath:
-        """The folder that it lies in; of a bucket or of `/`, itself."""
+        """The parent folder; for a bucket or `/`, itself."""
         return self._with(self._pure.parent)
 
     def with_suffix(self, suffix: str) -> EPath:
-        """The same with another suffix."""
+        """The path with another suffix."""
         return self._with(self._pure.with_suffix(suffix))
 
     def with_name(self, name: str) -> EPath:
-        """Its neighbour of that name."""
+        """The path with another last component."""
         return self._with(self._pure.with_name(name))
 
     def relative_to(self, other: EPath) -> str:
-        """The way from a folder to this.
+        """The path relative to a folder.
 
         Raises:
-            ValueError: This does not lie below it.
+            ValueError: This path is not below the folder.
         """
         if self._root != other._root:
-            raise ValueError(f"{self} does not lie below {other}")
+            raise ValueError(f"{self} is not below {other}")
         return str(self._pure.relative_to(other._pure))
 
     def is_local(self) -> bool:
-        """Whether it lies on a file system of this machine."""
+        """Whether it is on a local file system."""
         return not is_url(self._location)
 
     def local_path(self) -> Path:
-        """The same for `pathlib`.
+        """The path as a `pathlib.Path`.
 
         Raises:
-            ValueError: It lies in an object store.
+            ValueError: It is in an object store.
         """
         if not self.is_local():
-            raise ValueError(f"{self} lies in an object store")
+            raise ValueError(f"{self} is in an object store and has no local path")
         return Path(self._location)
 
     def is_file(self) -> bool:
-        """Whether there is a file or object. Raises ReadError where the store cannot be reached."""
+        """Whether the file or object exists. Raises ReadError if the store cannot be reached."""
         if self.is_local():
             return os.path.isfile(self._location)
         try:
             return _client().read(ObjectRange(self._location, 0, 1)) is not None
         except RangeError:
-            return True  # an object without bytes
+            return True  # an empty object
 
     def is_dir(self) -> bool:
-        """Whether there is a folder, or an object below. Lists everything there.
+        """Whether the folder exists, or an object below it. Lists the whole folder.
 
         Raises:
-            ReadError: The store cannot be reached, or has no lists (`https://`).
+            ReadError: The store cannot be reached, or cannot list (`https://`).
         """
         return os.path.isdir(self._location) if self.is_local() else bool(_client().list(self._location))
 
     def exists(self) -> bool:
-        """Whether it is a file or a folder. Raises as `is_dir` does."""
+        """Whether the file or folder exists. Raises as `is_dir` does."""
         return self.is_file() or self.is_dir()
 
     def size(self) -> int:
-        """Bytes of the file.
+        """Size of the file in bytes.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: It does not exist.
             ReadError: The store cannot be reached.
         """
         return os.path.getsize(self._location) if self.is_local() else remote_files(storage_settings()).size(str(self))
 
     def stat(self) -> FileStat:
-        """Size and time of the file.
+        """Size and modification time of the file.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: It does not exist.
             ReadError: The store cannot be reached.
         """
         if self.is_local():
             found = os.stat(self._location)
             return FileStat(found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
-        there = _client().look(self._location)
+        there = _client().head(self._location)
         if there is None or there.size_bytes is None or there.modified is None:
-            raise MissingObjectError(f"{self}: there is no such object")
+            raise MissingObjectError(f"{self}: no such object; check the URL")
         return FileStat(there.size_bytes, there.modified)
 
     @overload
@@ -236,23 +236,23 @@ class EPath:
     def open(
         self, mode: Literal["r", "rb", "w", "wb"] = "r", block_size: int | None = None, prefetch_file: bool = False
     ) -> IO[Any]:
-        """Open the file; text is UTF-8, its line ends stay as they are.
+        """Open the file; text is UTF-8, line ends are not translated.
 
-        An object is read in ranges of 1 MiB or more. It is written whole when the file is closed, and not at all when
-        the `with` block fails.
+        An object is read in ranges of 1 MiB or more. It is written as a whole when the file is closed, and not at all
+        if the `with` block fails.
 
         Args:
             mode: `r`, `rb`, `w` or `wb`.
-            block_size: Means nothing.
-            prefetch_file: Fetch all of it at once.
+            block_size: Ignored.
+            prefetch_file: Fetch the whole file at once.
 
         Raises:
-            ConfigError: Another mode.
-            FileNotFoundError: There is nothing to read.
+            ConfigError: The mode is unsupported.
+            FileNotFoundError: The file does not exist.
             ReadError: The store cannot be reached.
         """
         if mode not in ("r", "rb", "w", "wb"):
-            raise ConfigError(f"{self}: mode {mode!r}: files are opened as r, rb, w or wb")
+            raise ConfigError(f"{self}: mode {mode!r} is unsupported; expected r, rb, w or wb")
         text, writes = "b" not in mode, mode.startswith("w")
         if self.is_local():
             if writes:
@@ -264,15 +264,15 @@ class EPath:
         return io.TextIOWrapper(file, encoding="utf-8", newline="") if text else file
 
     def read_bytes(self) -> bytes:
-        """All of the file. Raises as `open` does."""
+        """The content of the file. Raises as `open` does."""
         return read_whole(self._location)
 
     def read_text(self) -> str:
-        """All of the file, decoded as UTF-8. Raises as `open` does."""
+        """The content of the file, decoded as UTF-8. Raises as `open` does."""
         return self.read_bytes().decode()
 
     def write_bytes(self, data: bytes) -> None:
-        """Write the file, with the folders above it. Raises ReadError where a store cannot be reached."""
+        """Write the file, and create its parent folders. Raises ReadError if a store cannot be reached."""
         with self.open("wb") as file:
             file.write(data)
 
@@ -281,21 +281,21 @@ class EPath:
         self.write_bytes(text.encode())
 
     def mkdir(self, exist_ok: bool = True, parents: bool = True) -> None:
-        """Make a folder on this machine; an object store needs none. Raises OSError."""
+        """Create a local folder; object stores need none. Raises OSError."""
         if self.is_local():
             self.local_path().mkdir(parents=parents, exist_ok=exist_ok)
 
     def walk(self) -> Iterator[EPath]:
-        """All files below, sorted by folder on this machine and by name in a store.
+        """All files below, sorted by folder if local, and by name in a store.
 
-        Links to folders are followed, but not to those that they lie in.
+        Links to folders are followed, except links to their own parent folders.
 
         Raises:
-            ReadError: The store cannot be reached, or has no lists (`https://`).
+            ReadError: The store cannot be reached, or cannot list (`https://`).
         """
         if not self.is_local():
             for name in _client().list(self._location):
-                if name and not name.endswith("/"):  # what some tools put in place of a folder
+                if name and not name.endswith("/"):  # placeholders that some tools create for folders
                     yield self / name
             return
         yield from self._local_files(lambda folder: True)
@@ -309,9 +309,9 @@ class EPath:
         yield from (self / name for name in names)
 
     def glob(self, pattern: str) -> Iterator[EPath]:
-        """The files below that match a shell pattern; `**` stands for any folders. Raises as `walk` does.
+        """The files below that match a shell pattern; `**` matches any folders. Raises as `walk` does.
 
-        Looks only into folders where something may match.
+        Only folders with possible matches are searched.
         """
         fits = re.compile(glob_to_regex(pattern)).fullmatch
         if self.is_local():
@@ -322,11 +322,11 @@ class EPath:
         yield from (path for path in files if fits(path.relative_to(self)))
 
     def copy(self, target: EPath) -> None:
-        """Copy a file, or all files below, to a path of either kind.
+        """Copy a file, or all files below a folder, to a local path or a URL.
 
         Raises:
-            FileNotFoundError: There is nothing to copy: no file and no folder.
-            OSError: It cannot be read or written; from and to stores a ReadError.
+            FileNotFoundError: Neither a file nor a folder exists.
+            OSError: It cannot be read or written; for stores, a ReadError.
         """
         if self.is_file():
             with self.open("rb") as source, target.open("wb") as copy:
@@ -334,19 +334,19 @@ class EPath:
             return
         files = list(self.walk())
         if not files and not self.is_dir():
-            raise MissingObjectError(f"{self}: there is nothing to copy, neither a file nor a folder")
+            raise MissingObjectError(f"{self}: nothing to copy, neither a file nor a folder exists; check the path")
         for path in files:
             path.copy(target / path.relative_to(self))
 
     def move(self, target: EPath) -> None:
-        """`copy`, then `unlink`. Raises as these do."""
+        """`copy`, then `unlink`. Raises as they do."""
         files = [self] if self.is_file() else list(self.walk())
         self.copy(target)
         for file in files:
             file.unlink()
 
     def unlink(self) -> None:
-        """Remove a file. An object that is not there is no error.
+        """Remove a file. A missing object is not an error.
 
         Raises:
             OSError: It cannot be removed.
@@ -357,7 +357,7 @@ class EPath:
             _client().delete(self._location)
 
     def _local_files(self, enters: Callable[[str], Any]) -> Iterator[EPath]:
-        """The files below, in the folders that are to be entered by their names relative to this, with a slash."""
+        """The files below, in folders accepted by `enters`, which gets their relative names with a trailing slash."""
         waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
         while waiting:
             inside, above = waiting.pop()
@@ -365,7 +365,7 @@ class EPath:
             try:
                 known = os.stat(folder)
                 entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-            except OSError:  # gone meanwhile, a file, or not for us
+            except OSError:  # removed meanwhile, a file, or not accessible
                 continue
             here = (known.st_dev, known.st_ino)
             if here in above:
@@ -380,7 +380,7 @@ class EPath:
 
     @property
     def _root(self) -> str:
-        """What no parent goes beyond: the protocol and the bucket, or nothing."""
+        """The part that has no parent: the protocol and the bucket, or nothing."""
         if not is_url(self._written):
             return ""
         scheme, _, rest = self._written.partition("://")
@@ -388,14 +388,14 @@ class EPath:
 
     @property
     def _pure(self) -> PurePosixPath:
-        """The path behind the root."""
+        """The path after the root."""
         return PurePosixPath(self._written[len(self._root) :] or "/")
 
     def _with(self, path: PurePosixPath) -> EPath:
         return EPath(self._root + str(path))
 
     def _below(self, name: str) -> EPath:
-        """A file below, of this machine."""
+        """A local file below."""
         found = EPath.__new__(EPath)
         found._set(os.path.join(self._location, name), os.path.join(self._written, name))
         return found
@@ -403,7 +403,7 @@ class EPath:
 
 @lru_cache(maxsize=1024)
 def shared_epath(path: str) -> EPath:
-    """The `EPath` of an absolute path or a URL: one object for what thousands of samples refer to."""
+    """The `EPath` of an absolute path or a URL: one shared object for thousands of samples."""
     return EPath(path)
 
 
@@ -412,12 +412,12 @@ def _client() -> ObjectClient:
 
 
 def glob_to_regex(glob: str) -> str:
-    """Translate one shell pattern; `*`, `?` and `[…]` stay inside a folder, `**/` stands for any number of folders."""
+    """Translate one shell pattern; `*`, `?` and `[…]` stay inside a folder, `**/` matches any number of folders."""
     return "".join(regex for regex, _ in _signs(glob))
 
 
 def folders_of_glob(glob: str) -> str:
-    """A regular expression for the folders, each with a slash behind it, in which something may match a pattern.
+    """A regular expression for the folders, each with a trailing slash, in which a pattern may match something.
 
     >>> folders_of_glob("sub/*/x.tar")
     'sub/|sub/[^/]*/'
@@ -427,7 +427,7 @@ def folders_of_glob(glob: str) -> str:
 
 
 def _signs(glob: str) -> list[tuple[str, bool]]:
-    """What each sign of a pattern means as a regular expression, and whether that can match a slash."""
+    """The regular expression of each element of a pattern, and whether it can match a slash."""
     out: list[tuple[str, bool]] = []
     place = 0
     while place < len(glob):

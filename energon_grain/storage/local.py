@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local files: `pread` on a bounded number of open files.
+"""Local files: `pread` on a limited number of open files.
 
-Why `pread` and not `mmap`: a mapping is faster by half a microsecond a part when the cache is warm, but it holds the
-process when it is cold, counts every page it ever touched as resident, and kills the process when a file is truncated.
-Before a batch is read, the kernel is told of all its ranges (`posix_fadvise(WILLNEED)`), which on a cold cache is as
-fast as sixteen reading threads. While reads come back at the speed of memory, that advice is saved.
+Why `pread` and not `mmap`: a mapping is half a microsecond per part faster with a warm cache. But it blocks the process
+with a cold one, counts every touched page as resident, and kills the process when a file is truncated. Before a batch
+is read, the kernel gets all its ranges (`posix_fadvise(WILLNEED)`), which on a cold cache is as fast as sixteen reading
+threads. While reads return at memory speed, that call is skipped.
 
-Files that an index describes must not change. So each is looked at again, by its open descriptor, *behind* the reads of
-a batch and before anybody gets what was read: 0.9 µs a batch and file. The time of modification is set before the first
-byte is written, so what a look finds unchanged was read from the file that was opened first. A file that was replaced
-by a rename is read on while it is open: it is the old one.
+Files that an index describes must not change. Each is therefore checked through its open descriptor *after* the reads
+of a batch and before any data is returned: 0.9 µs per batch and file. The modification time is set before the first
+byte is written. If a check finds it unchanged, the data are those of the file that was opened first. A file replaced by
+a rename stays open and is read on: it is the old one.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import RangeError, ReadError, StaleIndexError
-from energon_grain.storage.traffic import count, took
+from energon_grain.storage.traffic import count, count_read
 
 _logger = logging.getLogger("energon_grain")
 _PAUSES_SECONDS = (0.1, 0.5, 2.0)
-"""How long to wait before each new attempt to read a range."""
+"""Delays before each new attempt to read a range."""
 _COLD_SECONDS_PER_SPAN = 50e-6
 _COLD_SECONDS_PER_BYTE = 1 / 0.5e9
 _BEGINNING_BYTES = 4096
@@ -42,10 +42,7 @@ _Result = TypeVar("_Result")
 
 
 class _Version:
-    """What a file was when it was first opened: its size and its time of modification.
-
-    Not its inode, which file systems of stores (gcsfuse, say) may number anew.
-    """
+    """Size and modification time of a file at its first opening; not the inode, which gcsfuse, say, may renumber."""
 
     __slots__ = ("_beginning", "_changed_ns", "_path", "_size", "_written_ns")
 
@@ -55,19 +52,19 @@ class _Version:
             status = os.fstat(descriptor)
             self._beginning = hash(os.pread(descriptor, _BEGINNING_BYTES, 0))
         except OSError as error:
-            raise ReadError(f"cannot look at {path}: {error.strerror}") from error
+            raise ReadError(f"cannot stat {path}: {error.strerror}") from error
         self._size, self._written_ns, self._changed_ns = status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     @property
     def key(self) -> tuple[int, int]:
-        """Size, and time of modification."""
+        """Size and modification time."""
         return self._size, self._written_ns
 
     def is_in(self, descriptor: int) -> bool:
-        """Whether an open file is this one, and nobody has written to it since. Raises ReadError.
+        """Whether an open file is this one, unmodified. Raises ReadError.
 
-        Its mode, owner and links may have changed. So may its time of modification have been set back to what it was,
-        which looks the same; then its first 4 KiB decide.
+        Its mode, owner and links may have changed. If the modification time was reset to the same value, the first
+        4 KiB are compared.
         """
         try:
             status = os.fstat(descriptor)
@@ -78,13 +75,13 @@ class _Version:
             if hash(os.pread(descriptor, _BEGINNING_BYTES, 0)) != self._beginning:
                 return False
         except OSError as error:
-            raise ReadError(f"cannot look at {self._path}: {error.strerror}") from error
+            raise ReadError(f"cannot stat {self._path}: {error.strerror}") from error
         self._changed_ns = status.st_ctime_ns
         return True
 
 
 class OpenFile:
-    """A file descriptor that is closed when the last user lets go of it."""
+    """A file descriptor that is closed when its last user releases it."""
 
     __slots__ = ("descriptor", "version")
 
@@ -93,11 +90,11 @@ class OpenFile:
         self.version: _Version | None = None
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.descriptor)  # bound above: when the interpreter ends, `os` may be gone before the last file is
+        close(self.descriptor)  # bound above: at interpreter exit, `os` may be gone before the last file is
 
 
-def _patiently(attempt: Callable[[], _Result], failed: str) -> _Result:
-    """Do what may fail for a moment (a network file system, too many open files), again after each of the pauses.
+def _with_retries(attempt: Callable[[], _Result], failed: str) -> _Result:
+    """Run a call that may fail temporarily (network file system, too many open files); retry after each delay.
 
     Raises ReadError.
     """
@@ -109,31 +106,31 @@ def _patiently(attempt: Callable[[], _Result], failed: str) -> _Result:
         except OSError as error:
             if pause is None or isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError):
                 raise ReadError(f"{failed}: {error.strerror}") from error
-            _logger.warning("%s: %s; trying again in %g s", failed, error.strerror, pause)
+            _logger.warning("%s: %s; retrying in %g s", failed, error.strerror, pause)
             time.sleep(pause)
             count(rereads=1, paused_s=pause)
     raise AssertionError
 
 
 def _shared_open_files() -> int:
-    """A quarter of what this process may have open, at most 1024."""
+    """A quarter of this process's limit of open files, at most 1024."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1024 if allowed == resource.RLIM_INFINITY else max(16, min(1024, allowed // 4))
 
 
-class _Room:
-    """How many files may be open, of all stores that share it: another one takes the place of the one used longest ago.
+class _OpenFileLimit:
+    """Limit of open files, shared by several stores: a new file closes the least recently used one.
 
-    Whose they are is known weakly: the files of a store that is gone are closed with it, and their names here give way.
+    Stores are referenced weakly: the files of a collected store are closed with it, and their entries expire.
     """
 
     def __init__(self, files: int) -> None:
         self.files = files
-        self.lock = threading.RLock()  # a signal handler may close a store that its thread is working on
+        self.lock = threading.RLock()  # a signal handler may close a store that its thread is using
         self._used: OrderedDict[tuple[weakref.ref[LocalFiles], str], None] = OrderedDict()
 
     def use(self, store: weakref.ref[LocalFiles], path: str) -> None:
-        """Note that a file is used now, and close others if there are too many. Under `lock`."""
+        """Record a use of a file, and close others if there are too many. Call under `lock`."""
         self._used[store, path] = None
         self._used.move_to_end((store, path))
         while len(self._used) > self.files:
@@ -142,23 +139,23 @@ class _Room:
                 found._open.pop(name, None)
 
     def leave(self, store: weakref.ref[LocalFiles], path: str) -> None:
-        """Note that a file was closed. Under `lock`."""
+        """Record that a file was closed. Call under `lock`."""
         self._used.pop((store, path), None)
 
 
-_shared_room = _Room(_shared_open_files())
-_rooms: weakref.WeakSet[_Room] = weakref.WeakSet([_shared_room])
+_shared_limit = _OpenFileLimit(_shared_open_files())
+_limits: weakref.WeakSet[_OpenFileLimit] = weakref.WeakSet([_shared_limit])
 
 
 class LocalFiles:
     """A `ByteStore` over the local file system.
 
     Args:
-        max_open_files: Least recently used files beyond this number are closed. None: beyond a number of all stores of
-            this process together, so that it takes no more descriptors for a thousand datasets than for ten.
-        indexed_by: The command that indexes these files, which must not change while they are read: a change is a
-            StaleIndexError that names it. "": they have no index, and a change is a ReadError. None: they may change
-            between reads.
+        max_open_files: Maximum number of open files; the least recently used ones are closed. None: a limit shared by
+            all stores of this process, so that a thousand datasets use no more descriptors than ten.
+        indexed_by: The command that indexes these files, which must not change while they are read: a change raises a
+            StaleIndexError that names it. "": the files have no index, and a change raises a ReadError. None: the files
+            may change between reads.
     """
 
     merge_gap_bytes = 8192
@@ -169,47 +166,47 @@ class LocalFiles:
         self._max_open_files, self._indexed_by = max_open_files, indexed_by
         self._versions: dict[str, _Version] = {}
         self._open: dict[str, OpenFile] = {}
-        self._me: weakref.ref[LocalFiles] = weakref.ref(self)
-        self._room = _shared_room if max_open_files is None else _Room(max_open_files)
-        _rooms.add(self._room)
+        self._weak_self: weakref.ref[LocalFiles] = weakref.ref(self)
+        self._limit = _shared_limit if max_open_files is None else _OpenFileLimit(max_open_files)
+        _limits.add(self._limit)
         self._cold = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(LocalFiles, max_open_files=self._max_open_files, indexed_by=self._indexed_by), ()
 
     def _file(self, path: str) -> OpenFile:
-        with self._room.lock:
+        with self._limit.lock:
             file = self._open.get(path)
             if file is not None:
-                self._room.use(self._me, path)
+                self._limit.use(self._weak_self, path)
                 return file
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
-        file = OpenFile(_patiently(lambda: os.open(path, flags), f"cannot open {path}"))
+        file = OpenFile(_with_retries(lambda: os.open(path, flags), f"cannot open {path}"))
         if self._indexed_by is not None:
             file.version = self._versions.get(path)
             if file.version is None:
                 file.version = self._versions.setdefault(path, _Version(path, file.descriptor))
-            self._look_at(path, file)
-        with self._room.lock:
+            self._check_unchanged(path, file)
+        with self._limit.lock:
             self._open[path] = file
-            self._room.use(self._me, path)
+            self._limit.use(self._weak_self, path)
         return file
 
-    def _look_at(self, path: str, file: OpenFile) -> None:
-        """Compare an open file that must not change with what it was when it was first opened."""
+    def _check_unchanged(self, path: str, file: OpenFile) -> None:
+        """Check that an open file that must not change is the same as when it was first opened."""
         if file.version is not None and not file.version.is_in(file.descriptor):
             raise self._changed(path)
 
     def _changed(self, path: str) -> ReadError | StaleIndexError:
         if not self._indexed_by:
-            return ReadError(f"{path}: was changed while it was read; let nothing write to files that are being read")
+            return ReadError(f"{path}: was changed while it was read; stop other processes from writing to it")
         return StaleIndexError(
-            f"{path}: was changed while it was read, so that its index does not fit it any more; begin anew after "
-            f"`{self._indexed_by}`, and let nothing write to a dataset that is being read"
+            f"{path}: was changed while it was read, so its index is outdated; run `{self._indexed_by}`, start again, "
+            f"and stop other processes from writing to the dataset"
         )
 
     def version(self, path: str) -> tuple[int, int]:
-        """Size and time of modification of a file, when this first opened it. See `ByteStore`."""
+        """Size and modification time of a file at its first opening. See `ByteStore`."""
         self._file(path)
         return self._versions[path].key
 
@@ -218,7 +215,7 @@ class LocalFiles:
             raise self._changed(path)
 
     def size(self, path: str) -> int:
-        file = self._file(path)  # held until it was asked: who opens another file may close it
+        file = self._file(path)  # keep a reference: opening another file may close this one
         return os.fstat(file.descriptor).st_size
 
     def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
@@ -226,7 +223,7 @@ class LocalFiles:
         for path, start in zip(paths, starts, strict=True):
             stop = self.size(path)
             if stop < start:
-                raise RangeError(f"{path} ends at byte {stop}, but byte {start} was asked for")
+                raise RangeError(f"{path} ends at byte {stop}, before the requested byte {start}")
             tails += self.read_spans([path], np.zeros(1, np.int64), np.array([start]), np.array([stop]))
         return tails
 
@@ -241,7 +238,7 @@ class LocalFiles:
         start: npt.NDArray[np.int64],
         stop: npt.NDArray[np.int64],
     ) -> list[bytes]:
-        """See `ByteStore`. Raises StaleIndexError where a file was changed since it was first opened."""
+        """See `ByteStore`. Raises StaleIndexError if a file has changed since it was first opened."""
         files: list[int] = file.tolist()
         starts: list[int] = start.tolist()
         sizes: list[int] = (stop - start).tolist()
@@ -257,10 +254,10 @@ class LocalFiles:
         for number, offset, size in zip(files, starts, sizes, strict=True):
             if number != current:
                 if handle is not None:
-                    self._look_at(paths[current], handle)  # behind its reads
+                    self._check_unchanged(paths[current], handle)  # after its reads
                     if cold:
                         before, at = at, time.perf_counter()
-                        took(paths[current], at - before)
+                        count_read(paths[current], at - before)
                 handle = self._file(paths[number])
                 descriptor = handle.descriptor
                 current = number
@@ -276,20 +273,20 @@ class LocalFiles:
                 descriptor = handle.descriptor
             spans.append(data)
         if handle is not None:
-            self._look_at(paths[current], handle)
+            self._check_unchanged(paths[current], handle)
             if cold:
-                took(paths[current], time.perf_counter() - at)
-        # An estimate that threads may overwrite at any time: it decides about advice alone, never about data.
+                count_read(paths[current], time.perf_counter() - at)
+        # A racy estimate is fine: it only decides about advice, never about data.
         allowed = len(files) * _COLD_SECONDS_PER_SPAN + sum(sizes) * _COLD_SECONDS_PER_BYTE
         self._cold = time.perf_counter() - began > allowed
         return spans
 
     def _advise(self, paths: Sequence[str], files: list[int], starts: list[int], sizes: list[int]) -> None:
-        """Tell the kernel what comes, so that a cold disk sees all requests at once.
+        """Pass upcoming ranges to the kernel, so that a cold disk gets all requests at once.
 
-        Skipped for files beyond what may stay open: opening each twice would cost more than it brings.
+        Skipped if there are more files than may stay open: opening each twice would cost more than it saves.
         """
-        if len(set(files)) > self._room.files or not hasattr(os, "posix_fadvise"):
+        if len(set(files)) > self._limit.files or not hasattr(os, "posix_fadvise"):
             return
         current = -1
         handle: OpenFile | None = None
@@ -300,38 +297,38 @@ class LocalFiles:
             os.posix_fadvise(handle.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
     def _read_again(self, path: str, offset: int, size: int) -> bytes:
-        """Read a range that could not be read, through a new file handle (a network file system may have lost the old).
+        """Retry a failed range through a new file handle (a network file system may have lost the old one).
 
         Raises ReadError.
         """
 
         def read() -> bytes:
-            with self._room.lock:
+            with self._limit.lock:
                 self._open.pop(path, None)
-                self._room.leave(self._me, path)
+                self._limit.leave(self._weak_self, path)
             file = self._file(path)  # as in `size`
             return _finish(path, file.descriptor, b"", offset, size)
 
         count(rereads=1)
         times = len(_PAUSES_SECONDS) + 2
-        return _patiently(read, f"reading {path} @ {offset} ({size} bytes) failed {times} times")
+        return _with_retries(read, f"reading {path} @ {offset} ({size} bytes) failed {times} times")
 
     def close(self) -> None:
-        """Close every file that no reader is using."""
-        with self._room.lock, suppress(KeyError):  # of what is empty: a signal handler may do the same, in between
+        """Close every file that is not in use."""
+        with self._limit.lock, suppress(KeyError):  # a signal handler may empty it concurrently
             while True:
-                self._room.leave(self._me, self._open.popitem()[0])
+                self._limit.leave(self._weak_self, self._open.popitem()[0])
 
 
 def _finish(path: str, descriptor: int, data: bytes, offset: int, size: int) -> bytes:
-    """Go on after a short read (a signal, or more than 2 GiB at once). Raises OSError and RangeError."""
+    """Continue after a short read (a signal, or more than 2 GiB at once). Raises OSError and RangeError."""
     pieces = [data]
     have = len(data)
     while have < size:
         piece = os.pread(descriptor, size - have, offset + have)
         if not piece:
             raise RangeError(
-                f"{path} ends at byte {offset + have}, but bytes {offset} to {offset + size} were asked for; the file "
+                f"{path} ends at byte {offset + have}, but bytes {offset} to {offset + size} were requested; the file "
                 f"was truncated after it was indexed: restore it, or run `energon-grain prepare` again"
             )
         pieces.append(piece)
@@ -340,9 +337,9 @@ def _finish(path: str, descriptor: int, data: bytes, offset: int, size: int) -> 
 
 
 def _renew_locks() -> None:
-    for room in tuple(_rooms):
-        room.lock = threading.RLock()
+    for limit in tuple(_limits):
+        limit.lock = threading.RLock()
 
 
-# In a forked child nobody is left to release what another thread held. Open files are shared: `pread` moves nothing.
+# In a forked child, no thread can release inherited locks. Open files are shared safely: `pread` moves no position.
 os.register_at_fork(after_in_child=_renew_locks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locations: paths of this machine, and URLs of objects and folders in stores."""
+"""Locations: local paths, and URLs of objects and folders in stores."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ _LOST_SLASH = re.compile(r"(?:^|/)([a-z][a-z0-9+.-]+):/([^/].*)", re.IGNORECASE)
 
 
 def absolute(written: str, folder: str) -> str:
-    """Resolve a path against a folder (absolute, or a URL). `..` is taken out as text; links are not followed.
+    """Resolve a path against a folder (absolute, or a URL). `..` is resolved as text; links are not followed.
 
-    A path that begins with `/` is one of this machine, also where the folder is a URL; so are URLs that stand for one,
-    see `located`.
+    A path that begins with `/` is local, even if the folder is a URL; so are URLs of local paths, see `located`.
 
     Raises:
-        ConfigError: It leads out of the bucket of the folder.
+        ConfigError: The path leads out of the bucket of the folder.
 
     >>> absolute("../a", "/data/sets")
     '/data/a'
@@ -54,11 +53,11 @@ def absolute(written: str, folder: str) -> str:
 
 
 def located(path: str | os.PathLike[str]) -> str:
-    """What the program gives as a path: a URL without its last slashes, or a path as it is.
+    """Normalize a path from the caller: a URL without trailing slashes, or a path unchanged.
 
-    URLs of this machine become paths: `file://`, and those that settings or other tools' configurations map to it, such
-    as `msc://default` and `dss://`. `rclone://`, the older name of `msc://`, becomes that, with a warning. Raises
-    ConfigError.
+    URLs of local paths become paths: `file://`, and those that settings or other tools' configurations map to a path,
+    such as `msc://default` and `dss://`. `rclone://`, an older name, becomes `msc://`, with a warning.
+    Raises ConfigError.
     """
     text = os.fspath(path)
     url = URL.match(text)
@@ -81,7 +80,7 @@ def located(path: str | os.PathLike[str]) -> str:
 def join(folder: str, name: str) -> str:
     """The location of `name`, relative and with slashes, in a folder.
 
-    URLs of the web have names as they are sent (`a%20b`), those of stores as they are.
+    In web URLs, names are quoted (`a%20b`); in store URLs, they are unchanged.
     """
     if not is_url(folder):
         return os.path.join(folder, name)
@@ -91,10 +90,10 @@ def join(folder: str, name: str) -> str:
 
 
 def leads_out(name: str) -> bool:
-    """Whether a name, to be joined to a folder, may be of something that is not in it.
+    """Whether a name, joined to a folder, may refer to something outside it.
 
-    It is no path, an absolute one, a URL, or has a step `..`, also one that is taken back. Whether links in the folder
-    lead out of it is not looked at.
+    True for an empty name, an absolute path, a URL, or a path with a `..` component, even if it stays inside. Symbolic
+    links in the folder are not checked.
 
     >>> [leads_out(name) for name in ("a/b..tar", "./b.tar", "../b.tar", "a/../b.tar", "/b.tar", "s3://a/b.tar")]
     [False, False, True, True, True, True]
@@ -103,7 +102,7 @@ def leads_out(name: str) -> bool:
 
 
 def first_leading_out(names: Iterable[str]) -> str | None:
-    """The first of some names that `leads_out`; None: none does. A million names take 30 ms."""
+    """The first name that `leads_out`; None if none does. A million names take 30 ms."""
     names = list(names)
     text = "\n".join(["", *names, ""])
     if not any(sign in text for sign in ("..", "\n/", "://", "\0", "\n\n")):
@@ -112,27 +111,27 @@ def first_leading_out(names: Iterable[str]) -> str | None:
 
 
 def as_joined(folder: str, written: str) -> str:
-    """What `join` takes for a name that was written behind a folder: `a b` for `a%20b` of the web."""
+    """Undo the quoting of a name written after a folder, for `join`: `a b` for `a%20b` of the web."""
     return unquote(written) if scheme_of(folder) in ("http", "https") else written
 
 
 def no_such_path(path: str | os.PathLike[str], what: str = "file or folder") -> str:
-    """The message for a path of this machine where nothing is, with the URL that was meant if it looks like one.
+    """The message for a local path that does not exist, with the intended URL if it looks like one.
 
     >>> no_such_path("s3:/bucket/a")
-    's3:/bucket/a: no such file or folder. Did you mean s3://bucket/a? (pathlib takes slashes away: give text)'
+    's3:/bucket/a: no such file or folder. Did you mean s3://bucket/a? (pathlib removes slashes: pass a str)'
     """
     text = os.fspath(path)
     lost = _LOST_SLASH.search(text)
     if lost is None:
-        hint = ". Patterns end in .tar, .parquet or .arrow; else give the folder" if _PATTERN.search(text) else ""
+        hint = ". Patterns must end in .tar, .parquet or .arrow; else pass the folder" if _PATTERN.search(text) else ""
         return f"{text}: no such {what}{hint or _neighbour(text)}"
     meant = f"{lost[1]}://{lost[2]}"
-    return f"{text}: no such {what}. Did you mean {meant}? (pathlib takes slashes away: give text)"
+    return f"{text}: no such {what}. Did you mean {meant}? (pathlib removes slashes: pass a str)"
 
 
 def _neighbour(path: str) -> str:
-    """The name beside a path that differs by a letter or two, as the end of a message."""
+    """A similar name beside a path, one or two letters different, as the end of a message."""
     folder, name = os.path.split(os.path.normpath(path))
     try:
         with os.scandir(folder or ".") as entries:
@@ -144,17 +143,17 @@ def _neighbour(path: str) -> str:
 
 
 def is_file_of(location: str, endings: str | tuple[str, ...]) -> bool:
-    """Whether a path or URL names a file with one of these endings. A folder may be called like one."""
+    """Whether a path or URL names a file with one of these extensions. A folder may have such a name, too."""
     return location.endswith(endings) and (is_url(location) or not os.path.isdir(location))
 
 
 def name_of(location: str) -> str:
-    """The last step of a location; a dataset of the Hub is called the same in every revision."""
+    """The last component of a location; for a dataset of the Hub, without its revision."""
     if not is_url(location):
         return os.path.basename(os.path.normpath(location))
     return posixpath.basename(without_revision(location).rstrip("/"))
 
 
 def folder_of(location: str) -> str:
-    """The location without its last step."""
+    """The location without its last component."""
     return posixpath.dirname(location.rstrip("/")) if is_url(location) else os.path.dirname(location)

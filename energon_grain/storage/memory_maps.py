@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 
 def release_pages(column: npt.NDArray[Any]) -> None:
-    """Unmap the pages of a mapped array that were touched; they stay in the page cache.
+    """Unmap the touched pages of a mapped array; they stay in the page cache.
 
-    Reading them again maps them again, 64 KiB at about 1 µs. Does nothing for arrays that are not mapped.
+    The next read maps them again, at about 1 µs per 64 KiB. Does nothing for arrays that are not mapped.
     """
     if isinstance(column.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         column.base.madvise(mmap.MADV_DONTNEED)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of stores, as the kernel asks for them. `energon_grain.stores` answers, and is imported when it is needed."""
+"""The kernel's interface to object stores, implemented by `energon_grain.stores`, which is imported lazily."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 UNVERSIONED = b"\x10"
-"""The generation of all objects of a server that gives none (`https://` without entity tags)."""
+"""The generation of all objects of a server without versions (`https://` without entity tags)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class ObjectRange:
     """Bytes [start, stop) of an object.
 
     Attributes:
-        url: Of the object.
-        start: None, together with `stop`: the whole object; negative: counted from its end, then without `stop`.
+        url: URL of the object.
+        start: None, together with `stop`: the whole object; negative: counted from the end, with `stop` None.
         stop: None: to the end.
-        known: A generation: where the object still is that version, no bytes come.
+        known: A generation: if the object still has it, no bytes are returned.
     """
 
     url: str
@@ -51,30 +51,30 @@ class ObjectRange:
 
 @dataclass(frozen=True)
 class Fetched:
-    """What a read gave.
+    """Result of a read.
 
     Attributes:
-        pieces: What took the bytes as they came; None where the object is the version that the caller has.
-        generation: Changes whenever the object does: its entity tag; `UNVERSIONED` where the store has none.
-        size_bytes: Of the whole object; None where no bytes came.
-        came_bytes: How many came.
-        modified: When the object was written; None unless that alone was asked for.
+        pieces: The received bytes, in the caller's container; None if the object still has the known generation.
+        generation: Changes whenever the object does: its entity tag; `UNVERSIONED` if the store has none.
+        size_bytes: Size of the whole object; None if no bytes were received.
+        received_bytes: Number of received bytes.
+        modified: Modification time of the object; None except from `head`.
     """
 
     pieces: Any
     generation: bytes
     size_bytes: int | None = None
-    came_bytes: int = 0
+    received_bytes: int = 0
     modified: datetime | None = None
 
     @functools.cached_property
     def data(self) -> bytes | None:
-        """The bytes in one, where a list took them; they are copied."""
+        """The bytes, if `pieces` is a list; copied into one object."""
         return None if self.pieces is None else b"".join(self.pieces)
 
 
 class Address(Protocol):
-    """Where a URL leads: the kind of store, the bucket and key there, and how it is reached."""
+    """Target of a URL: the kind of store, bucket and key, and its settings."""
 
     @property
     def kind(self) -> str: ...
@@ -93,14 +93,14 @@ class ObjectClient(Protocol):
     def settings(self) -> StorageSettings: ...
 
     def read(self, wanted: ObjectRange) -> Fetched | None:
-        """Read one range; None where there is no such object.
+        """Read one range; None if the object does not exist.
 
-        Raises RangeError if the object ends before, and ReadError if it cannot be read; names object and range.
+        Raises RangeError if the object is shorter, and ReadError if it cannot be read; names object and range.
         """
         ...
 
-    def look(self, url: str) -> Fetched | None:
-        """Size, generation and time of an object, without its bytes; None: there is none. Raises ReadError."""
+    def head(self, url: str) -> Fetched | None:
+        """Size, generation and modification time of an object; None if it does not exist. Raises ReadError."""
         ...
 
     def list(self, url: str) -> list[str]:
@@ -112,146 +112,146 @@ class ObjectClient(Protocol):
         ...
 
     def pinned(self, url: str) -> str:
-        """A URL of the Hub with the commit that its revision stands for; others as they are. Raises ReadError."""
+        """A URL of the Hub with its revision resolved to a commit; other URLs unchanged. Raises ReadError."""
         ...
 
     def write(self, url: str, data: bytes) -> bytes:
-        """Put an object, whole or not at all; give its generation. Raises ReadError."""
+        """Write an object atomically; returns its generation. Raises ReadError."""
         ...
 
     def delete(self, url: str) -> None:
-        """Remove an object, if it is there. Raises ReadError."""
+        """Remove an object, if it exists. Raises ReadError."""
         ...
 
     def map(self, function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-        """Call a function that makes requests for each of several items, side by side; give the results in order."""
+        """Call a function that makes requests for several items, in parallel; return the results in order."""
         ...
 
 
 @runtime_checkable
 class RemoteFiles(ByteStore, Protocol):
-    """A `ByteStore` over object stores, whose bytes can be fetched ahead of need; paths are URLs."""
+    """A `ByteStore` over object stores with prefetch; paths are URLs."""
 
     @property
     def settings(self) -> StorageSettings: ...
 
     @property
-    def keeps_on_disk(self) -> bool:
-        """Whether what is fetched ahead of need is there for all processes of this machine."""
+    def caches_on_disk(self) -> bool:
+        """Whether prefetched bytes are shared by all processes of this machine."""
         ...
 
     @property
     def ahead_bytes(self) -> int:
-        """How much may be fetched ahead of need."""
+        """Maximum number of prefetched bytes."""
         ...
 
     def version(self, path: str) -> tuple[int, bytes]:
         """Size and generation of an object. See `ByteStore`."""
         ...
 
-    def is_kept(self, path: str, start: int, stop: int) -> bool:
-        """Whether bytes [start, stop) are known to be there, so that `keep` has nothing to do."""
+    def is_prefetched(self, path: str, start: int, stop: int) -> bool:
+        """Whether bytes [start, stop) are known to be cached, so that `prefetch` has nothing to do."""
         ...
 
-    def keep(self, path: str, start: int, stop: int) -> bool:
-        """Fetch bytes [start, stop) ahead of need. Says whether they are kept. Raises ReadError."""
+    def prefetch(self, path: str, start: int, stop: int) -> bool:
+        """Prefetch bytes [start, stop). Returns whether they are cached. Raises ReadError."""
         ...
 
 
 class Mirror(Protocol):
-    """The copy of the small files of a remote folder on this machine.
+    """The local copy of the small files of a remote folder.
 
     Attributes:
-        url: Of the folder; of the Hub, with the commit.
-        folder: Where the copies are, at the paths that they have in the folder.
+        url: URL of the folder; for the Hub, with the commit.
+        folder: Local folder of the copies, with the same relative paths.
     """
 
     url: str
     folder: Path
 
     def locked(self) -> AbstractContextManager[None]:
-        """Be the only one to bring the mirror up to date. Raises ConfigError where its folder cannot be written."""
+        """Hold the exclusive lock for updates of the mirror. Raises ConfigError if its folder is not writable."""
         ...
 
     def refresh(self, names: Collection[str]) -> dict[str, bool]:
-        """Bring files up to date; says which exist, and whether each changed. While `locked`. Raises ReadError."""
+        """Update files; returns the existing ones, and whether each changed. Call while `locked`. Raises ReadError."""
         ...
 
     def is_whole(self) -> bool:
-        """Whether copies that `refresh` made are what it wrote, or gone."""
+        """Whether copies made by `refresh` are still intact, or gone."""
         ...
 
     def copy_folder(self, name: str, sizes: Mapping[str, int]) -> None:
-        """Copy the files of a folder, of known sizes, which never change. While `locked`. Raises ReadError."""
+        """Copy the immutable files of a folder, given their sizes. Call while `locked`. Raises ReadError."""
         ...
 
     def copy_file(self, name: str, target: Path, size_bytes: int) -> None:
-        """Copy a file that never changes, unless it is there. While `locked`. Raises ReadError."""
+        """Copy an immutable file, unless it exists. Call while `locked`. Raises ReadError."""
         ...
 
     def fetch_again(self, name: str, size_bytes: int) -> None:
-        """Write a copied file again, in place, so that open memory maps see it. While `locked`. Raises ReadError."""
+        """Rewrite a copied file in place, so that open memory maps see it. Call while `locked`. Raises ReadError."""
         ...
 
 
 def shared_client(settings: StorageSettings) -> ObjectClient:
-    """The client of this process for these settings: its requests in flight and its traffic are everybody's."""
+    """The client of this process for these settings; its limit of requests and its counters are shared."""
     return stores_module("object_client").shared_client(settings)
 
 
 def remote_files(settings: StorageSettings, digests: KnownDigests | None = None) -> RemoteFiles:
-    """Objects as a `ByteStore`. With `digests`, what is read is compared with them."""
+    """Objects as a `ByteStore`. With `digests`, the bytes are verified."""
     return stores_module("remote_files").RemoteFiles(settings, digests)
 
 
 def mirror_of(url: str, settings: StorageSettings | None = None) -> Mirror:
-    """The copy of a remote folder. Raises ReadError: the Hub does not say of which commit it is."""
+    """The local copy of a remote folder. Raises ReadError if the Hub does not return a commit."""
     return stores_module("mirror").Mirror(url, shared_client(settings or storage_settings()))
 
 
 def address_of(url: str, settings: StorageSettings) -> Address:
-    """Where a URL leads. Raises ConfigError where no store has such a URL."""
+    """The target of a URL. Raises ConfigError if no store supports the URL."""
     return stores_module("addresses").address_of(url, settings)
 
 
 def has_lists(url: str, settings: StorageSettings) -> bool:
-    """Whether the store of a URL says which objects it has. Plain web servers do not. Raises as `address_of`."""
+    """Whether the store of a URL can list objects. Plain web servers cannot. Raises as `address_of`."""
     return stores_module("addresses").has_lists(url, settings)
 
 
 def aws_section(url: str, store: StoreSettings) -> tuple[str, dict[str, str]] | None:
-    """The section of `~/.aws` that credentials are taken from, and its entries; None: none, or the environment's."""
+    """The section of `~/.aws` with the credentials, and its entries; None: no section, or the environment's."""
     return stores_module("addresses").aws_section(url, store)
 
 
 def most_attempts(settings: StorageSettings) -> int:
-    """How often a client that counts attempts should make a request: about as often as `retry_s` allows."""
+    """Number of attempts for clients that count them: about as many as `retry_s` allows."""
     return stores_module("retries").most_attempts(settings)
 
 
 def open_object(url: str, buffer_bytes: int = 8 << 20) -> BufferedReader:
-    """An object for reading, as `open(path, "rb")` gives a file, through the page cache.
+    """Open an object for reading, like `open(path, "rb")`, through the page cache.
 
-    Raises MissingObjectError if there is none, and ReadError if it cannot be reached.
+    Raises MissingObjectError if it does not exist, and ReadError if it cannot be reached.
     """
     return stores_module("object_bytes").ObjectStream(url, buffer_bytes)
 
 
 def scan_object(url: str, *, keep: bool = False) -> ScannedBytes:
-    """An object for reading once from front to back. `keep`: what is read goes into the page cache.
+    """Open an object for one read from start to end. `keep`: store the bytes in the page cache.
 
-    Raises ReadError: there is none, or it cannot be reached.
+    Raises ReadError: it does not exist, or cannot be reached.
     """
     return stores_module("object_bytes").ObjectBytes(url, keep=keep)
 
 
 def create_object(url: str, *, text: bool = False) -> BytesIO | TextIOWrapper:
-    """Open an object for writing. It is put, whole, when the file is closed; not, when the `with` block fails."""
+    """Open an object for writing. It is uploaded when the file is closed, but not if the `with` block fails."""
     return stores_module("object_bytes").create_object(url, text=text)
 
 
 def is_unchanged(url: str, generation: bytes) -> bool:
-    """Whether an object still is the version that it was. Raises ReadError where the store does not say."""
+    """Whether an object still has this generation. Raises ReadError if the store does not answer."""
     found = shared_client(storage_settings()).read(ObjectRange(url, 0, 1, known=generation))
     return found is not None and found.pieces is None
 
@@ -262,12 +262,12 @@ def read_whole(location: str) -> bytes:
         return Path(location).read_bytes()
     found = shared_client(storage_settings()).read(ObjectRange(location))
     if found is None or found.data is None:
-        raise FileNotFoundError(f"{location}: there is no such object")
+        raise FileNotFoundError(f"{location}: no such object; check the URL")
     return found.data
 
 
 def read_beginning(location: str, size_bytes: int) -> bytes:
-    """Read the first bytes of a file, or of an object of a store; fewer where it is shorter, none where there is none.
+    """Read the first bytes of a file or object; fewer if it is shorter, none if it does not exist.
 
     Raises ReadError and ConfigError.
     """

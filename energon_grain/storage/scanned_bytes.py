@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file or object, read once from front to back."""
+"""Reading one file or object from start to end."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ class ScannedBytes(ABC):
     """One open file or object. For one thread.
 
     Attributes:
-        size_bytes: Size of the whole.
+        size_bytes: Size of the file or object.
         generation: Version of an object; empty for a file.
-        pass_over_bytes: What is at least this large is quicker passed over than read.
+        skip_bytes: From this size on, skipping is faster than reading.
     """
 
     size_bytes: int
     generation: bytes
-    pass_over_bytes: int
+    skip_bytes: int
     _window, _window_at = b"", 0
 
     @abstractmethod
-    def alone(self, offset: int, size_bytes: int) -> bytes:
-        """Read bytes of which those that follow may not matter; fewer only at the end.
+    def read_random(self, offset: int, size_bytes: int) -> bytes:
+        """Read bytes whose neighbours may not be needed; returns fewer only at the end.
 
-        Raises OSError if they cannot be read, and StaleIndexError if the object is not the one any more that was
-        opened.
+        Raises OSError if they cannot be read, and StaleIndexError if the object has changed since it was opened.
         """
 
     @abstractmethod
-    def near(self, offset: int, size_bytes: int) -> bytes:
-        """Read bytes after which those that follow will be asked for; fewer only at the end. Raises like `alone`."""
+    def read_sequential(self, offset: int, size_bytes: int) -> bytes:
+        """Read bytes whose successors will be read next; returns fewer only at the end. Raises like `read_random`."""
 
     def fill(self, buffer: memoryview, offset: int) -> int:
-        """`near`, into a buffer; gives the number of bytes, fewer than the buffer has only at the end."""
-        data = self.near(offset, len(buffer))
+        """`read_sequential`, into a buffer; returns the number of bytes, fewer only at the end."""
+        data = self.read_sequential(offset, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
@@ -49,13 +48,13 @@ class FileBytes(ScannedBytes):
     """A file, by `pread` only."""
 
     generation = b""
-    pass_over_bytes = 16 << 10
+    skip_bytes = 16 << 10
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.size_bytes = os.fstat(descriptor).st_size
 
-    def alone(self, offset: int, size_bytes: int) -> bytes:
+    def read_random(self, offset: int, size_bytes: int) -> bytes:
         data = os.pread(self._descriptor, size_bytes, offset)
         while len(data) < size_bytes:
             more = os.pread(self._descriptor, size_bytes - len(data), offset + len(data))
@@ -64,10 +63,11 @@ class FileBytes(ScannedBytes):
             data += more
         return data
 
-    def near(self, offset: int, size_bytes: int) -> bytes:
+    def read_sequential(self, offset: int, size_bytes: int) -> bytes:
         start = offset - self._window_at
         if not 0 <= start <= len(self._window) - size_bytes:
-            self._window, self._window_at, start = self.alone(offset, max(size_bytes, _LEAST_READ_BYTES)), offset, 0
+            self._window = self.read_random(offset, max(size_bytes, _LEAST_READ_BYTES))
+            self._window_at, start = offset, 0
         return self._window[start : start + size_bytes]
 
     def fill(self, buffer: memoryview, offset: int) -> int:

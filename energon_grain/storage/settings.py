@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How object stores are reached: end points, regions, limits, and the cache on local disk.
+"""Settings for object stores: endpoints, regions, limits, and the cache on local disk.
 
-Credentials never stand here: each store finds them as its own tools do (`AWS_ACCESS_KEY_ID`, `~/.aws`, an instance's
-role, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, …).
+Credentials are never part of them: each store finds them as its own tools do (`AWS_ACCESS_KEY_ID`, `~/.aws`, an
+instance's role, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, …).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from energon_grain.storage.store import opener_of, stores_module
 from energon_grain.storage.urls import STORE_SCHEMES, check_url, is_url, scheme_of
 
 ENVIRONMENT = "ENERGON_GRAIN_STORAGE"
-"""Names the YAML file with the settings; default: `$XDG_CONFIG_HOME/energon-grain/storage.yaml`, where it exists."""
+"""Path of the YAML settings file; default: `$XDG_CONFIG_HOME/energon-grain/storage.yaml`, if it exists."""
 DEFAULT_CACHE_SHARE = 0.1
-"""Of the file system that the cache lies on, where `cache_bytes` says nothing."""
+"""Share of the cache's file system to use without `cache_bytes`."""
 _LONGEST_S = 1e9
 _LEAST = {
     "requests_in_flight": 1,
@@ -34,19 +34,18 @@ _LEAST = {
 
 @public
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one store is reached.
+    """Settings for one store.
 
     Attributes:
-        endpoint: URL of the service, where it is not the usual one: MinIO, Ceph, R2, … (for `s3://` the default is
-            `$AWS_ENDPOINT_URL_S3`, then `$AWS_ENDPOINT_URL`), or that of an account of Azure
+        endpoint: URL of the service, if it is not the default one: MinIO, Ceph, R2, … (for `s3://` the default is
+            `$AWS_ENDPOINT_URL_S3`, then `$AWS_ENDPOINT_URL`), or of an Azure account
             (`https://account.blob.core.windows.net`; default: the account in `$AZURE_STORAGE_ACCOUNT_NAME`).
-        region: Region of the bucket; for `s3://` the default is `$AWS_REGION`, then `$AWS_DEFAULT_REGION`, else it is
-            asked for.
+        region: Region of the bucket; for `s3://` the default is `$AWS_REGION`, then `$AWS_DEFAULT_REGION`, else the
+            store is queried.
         anonymous: Send no credentials.
-        profile: Section of `~/.aws/credentials` or `~/.aws/config` to take them from, whatever the environment holds.
-        requester_pays: Pay for what is read (`s3://`).
-        location: Where this really lies: what makes a prefix such as `msc://team` another name for
-            `s3://bucket/folder`.
+        profile: Section of `~/.aws/credentials` or `~/.aws/config` with the credentials; overrides the environment.
+        requester_pays: Pay for the requests (`s3://`).
+        location: Actual location: makes a prefix such as `msc://team` an alias of `s3://bucket/folder`.
     """
 
     endpoint: str | None = None
@@ -62,33 +61,32 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         scheme = None if self.location is None else scheme_of(check_url(self.location)) or ""
         if scheme is not None and scheme not in (*STORE_SCHEMES, "file") and opener_of(scheme) is None:
             raise ConfigError(
-                f"location {self.location!r}: must be a URL that is read as it is: "
+                f"location {self.location!r}: expected the URL of a store: "
                 f"{', '.join(f'{scheme}://' for scheme in (*STORE_SCHEMES, 'file'))}"
             )
 
 
 @public
 class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How object stores are reached, for a whole process and its workers.
+    """Settings for object stores, for a whole process and its workers.
 
     Attributes:
-        stores: Settings by the beginning of URLs (`s3://bucket`, `s3://bucket/folder`, `s3://`); the longest counts.
-        requests_in_flight: Requests of one process at a time, at most.
-        request_bytes: Bytes of one request, about; longer ranges are cut.
-        timeout_s: For one request, in seconds.
-        retry_s: How long a request is made again while its failures may pass (too many requests, 500 to 599, no answer,
-            a broken connection, a name that does not resolve), in seconds, before they are an error. Before each new
-            attempt there is a pause that doubles from `first_pause_s` to `longest_pause_s`, both in seconds.
-        attempts: How often a request is made, at most; default: as often as `retry_s` allows.
-        cache_dir: Folder of what was read; default: `$XDG_CACHE_HOME/energon-grain/objects`. All processes of a host
-            share it.
-        cache_bytes: Bound on the blocks in it; default: a tenth of the disk; 0: blocks are not kept.
-        ahead_bytes: How much is fetched before it is needed, at most: into the cache (half of it at most), or into
-            memory where blocks are not kept. 0: every chunk of samples fetches what it takes.
-        largest_group_bytes: What one row group, record batch or shard of a table (Parquet, Arrow, MDS) may take in
-            memory; a larger one is an error before it is decoded. Of files of this machine, too.
-        verify: Compare what a store sends of tars and ArrayRecord files with the digests that `energon-grain prepare
-            --digest` kept; a difference is an error before a sample of it is delivered.
+        stores: Settings by URL prefix (`s3://bucket`, `s3://bucket/folder`, `s3://`); the longest match applies.
+        requests_in_flight: Maximum number of concurrent requests of one process.
+        request_bytes: Approximate size of one request; longer ranges are split.
+        timeout_s: Timeout of one request, in seconds.
+        retry_s: How long a request is retried after temporary failures (too many requests, 500 to 599, no response, a
+            broken connection, a name that does not resolve), in seconds, before they become an error. The delay before
+            each attempt doubles from `first_pause_s` to `longest_pause_s`, both in seconds.
+        attempts: Maximum number of attempts of a request; default: limited only by `retry_s`.
+        cache_dir: Cache folder, shared by all processes of a host; default: `$XDG_CACHE_HOME/energon-grain/objects`.
+        cache_bytes: Limit of the cached blocks; default: a tenth of the disk; 0: blocks are not cached.
+        ahead_bytes: Maximum number of prefetched bytes: in the cache (at most half of it), or in memory if blocks are
+            not cached. 0: no prefetch; every chunk of samples fetches its own bytes.
+        largest_group_bytes: Maximum size in memory of one row group, record batch or shard of a table (Parquet, Arrow,
+            MDS); a larger one raises an error before it is decoded. Also applies to local files.
+        verify: Compare the bytes of tars and ArrayRecord files from a store with the digests of `energon-grain prepare
+            --digest`; a difference raises an error before a sample of it is delivered.
     """
 
     stores: dict[str, StoreSettings] = {}
@@ -123,14 +121,14 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def cache_folder(self) -> str:
-        """Absolute path of the folder of what was read."""
+        """Absolute path of the cache folder."""
         if self.cache_dir is not None:
             return os.path.abspath(os.path.expanduser(self.cache_dir))
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         return os.path.join(base, "energon-grain", "objects")
 
     def store(self, url: str) -> tuple[str, StoreSettings]:
-        """The beginning of a URL that has settings, the longest, and these; without any: "" and the default."""
+        """The longest URL prefix with settings, and these settings; without a match, "" and the defaults."""
         stores = {as_msc(prefix): store for prefix, store in self.stores.items()}
         fitting = [prefix for prefix in stores if f"{as_msc(url)}/".startswith(f"{prefix.rstrip('/')}/")]
         best = max(fitting, key=len, default=None)
@@ -141,28 +139,27 @@ def _check_prefixes(prefixes: Iterable[str]) -> None:
     for prefix in prefixes:
         if not is_url(check_url(prefix)):
             raise ConfigError(
-                f"stores[{prefix!r}]: is the beginning of no URL; write 's3://{prefix.lstrip('/')}', "
-                "or what else the URLs begin with"
+                f"stores[{prefix!r}]: not a URL prefix; write 's3://{prefix.lstrip('/')}', or the scheme of your URLs"
             )
 
 
 def as_msc(url: str) -> str:
-    """A URL with `msc://` in the place of its older name, `rclone://`."""
+    """A URL with `msc://` instead of its older name, `rclone://`."""
     return f"msc:{url[7:]}" if url.startswith("rclone:") else url
 
 
 def check_endpoint(endpoint: str, name: str) -> None:
-    """Refuse what is no URL of a service. Raises ConfigError."""
+    """Raise ConfigError if this is not the URL of a service."""
     scheme, _, rest = endpoint.rpartition("://")
     user, _, host = rest.rpartition("@")
     shown = f"{scheme}://{host}" if scheme else host
     if user:
         raise ConfigError(
-            f"{name} {shown!r}: must have no user and password; give credentials in the environment, such as "
+            f"{name} {shown!r}: must not contain a user or password; set credentials in the environment, such as "
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or in ~/.aws"
         )
     if scheme.lower() not in ("http", "https"):
-        raise ConfigError(f"{name} {shown!r}: must be a URL; write http://{host}, or https://{host}")
+        raise ConfigError(f"{name} {shown!r}: expected a URL; write http://{host}, or https://{host}")
 
 
 _chosen: StorageSettings | None = None
@@ -170,18 +167,18 @@ _chosen: StorageSettings | None = None
 
 @public
 def use_storage(settings: StorageSettings | None) -> None:
-    """Reach object stores by these settings from now on: everything that this process opens, and its workers.
+    """Set the settings for object stores, for everything that this process and its workers open from now on.
 
     Args:
-        settings: None: those of the settings file again, which is then read anew.
+        settings: None: use the settings file again, which is then read again.
 
     Raises:
-        ConfigError: They are something else, such as the path of a file.
+        ConfigError: The argument has another type, such as the path of a file.
     """
     if not isinstance(settings, StorageSettings | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         shown = repr(check_url(settings)) if isinstance(settings, str) else f"a {type(settings).__name__}"
         raise ConfigError(
-            f"use_storage takes a StorageSettings, not {shown}; a file is named by the "
+            f"use_storage takes a StorageSettings, not {shown}; to use a settings file, set the "
             f"environment variable {ENVIRONMENT}"
         )
     global _chosen
@@ -191,7 +188,7 @@ def use_storage(settings: StorageSettings | None) -> None:
 
 @contextlib.contextmanager
 def using_storage(settings: StorageSettings) -> Generator[None]:
-    """Reach object stores by these settings inside a block."""
+    """Use these settings for object stores inside a block."""
     before = _chosen
     use_storage(settings)
     try:
@@ -201,7 +198,7 @@ def using_storage(settings: StorageSettings) -> Generator[None]:
 
 
 def storage_settings() -> StorageSettings:
-    """The settings in use: those of `use_storage`, else of the settings file, else the defaults. Raises ConfigError."""
+    """The current settings: of `use_storage`, else of the settings file, else the defaults. Raises ConfigError."""
     return _from_file(_settings_file()) if _chosen is None else _chosen
 
 

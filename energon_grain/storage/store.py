@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of objects, and who implements them.
+"""The interface of object stores, and the lookup of their implementations.
 
-Our own are in `energon_grain.stores`, above the kernel, found by name. Another package adds one by an entry point of
-the group `energon_grain.stores`: its name is the scheme of the URLs, and it is called with the `StoreSettings` of a URL
-to give a `Store`. Entry points are looked up only for schemes that are not ours: no package can take one away.
+Ours are in `energon_grain.stores`, outside the kernel, and are found by name. Other packages add stores by entry points
+of the group `energon_grain.stores`. The name of an entry point is the scheme of the URLs; it is called with the
+`StoreSettings` of a URL and returns a `Store`. Our own schemes cannot be overridden.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _UNKNOWN = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredObject:
-    """What a store says of an object.
+    """Metadata of an object.
 
     Attributes:
-        path: In the store: what follows `scheme://`.
+        path: Path in the store: the URL after `scheme://`.
         size_bytes: Its size.
-        version: Changes whenever the object does; None: not known, then nothing of it is kept on disk.
-        modified: When it was written; 1970 where that is not known.
+        version: Changes whenever the object does; None if unknown, then the object is not cached on disk.
+        modified: Modification time; 1970 if unknown.
     """
 
     path: str
@@ -40,26 +40,26 @@ class StoredObject:
 class Store(Protocol):
     """The objects of one scheme.
 
-    A path is what follows `scheme://` in a URL, without slashes at its ends. Methods are called from many threads at
-    once, one request each: the library itself repeats requests, keeps pages and looks ahead. They raise
-    FileNotFoundError for an object that does not exist, PermissionError for what another attempt would meet again, and
-    another OSError for a failure that may pass.
+    A path is the part of a URL after `scheme://`, without leading and trailing slashes. Methods are called from many
+    threads in parallel, one request each; retries, caching and prefetch are done by the caller. They raise
+    FileNotFoundError for an object that does not exist, PermissionError for permanent failures, and any other OSError
+    for temporary failures.
     """
 
     def head(self, path: str) -> StoredObject:
-        """An object, without its bytes."""
+        """Metadata of an object."""
         ...
 
     def list(self, folder: str) -> Iterable[StoredObject]:
-        """All objects whose path begins with `folder` and a slash, in any order; "": all."""
+        """All objects whose path begins with `folder` and a slash, in any order; "" lists all."""
         ...
 
     def read(self, path: str, start: int, stop: int | None) -> tuple[StoredObject, Iterable[bytes]]:
-        """An object, and its bytes [start, stop) in pieces: to the end for None, and fewer where it ends before."""
+        """Metadata of an object, and its bytes [start, stop) in pieces; stop None: to the end. Fewer at the end."""
         ...
 
     def write(self, path: str, data: bytes) -> StoredObject:
-        """Put an object, whole or not at all. PermissionError: the store is only read."""
+        """Write an object atomically. PermissionError: the store is read-only."""
         ...
 
     def delete(self, path: str) -> None:
@@ -72,7 +72,7 @@ OpenStore: TypeAlias = Callable[[Any], Store]
 
 
 def stores_module(name: str) -> Any:
-    """A module of the package that implements our own stores."""
+    """Import a module of the package with our own stores."""
     return importlib.import_module(f"{_OWN}.{name}")
 
 
@@ -90,6 +90,6 @@ def other_schemes() -> tuple[str, ...]:
 
 @cache
 def opener_of(scheme: str) -> OpenStore | None:
-    """What opens the stores that another package adds for a scheme, which is not ours; None: no package does."""
+    """The function that opens another package's stores for a scheme; None if no package adds it."""
     point = _entry_points().get(scheme)
     return None if point is None else point.load()

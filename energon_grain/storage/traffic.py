@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process asked of storage and got, of all its readers together: counters that never fall."""
+"""Counters of all storage requests and reads of this process; they never decrease."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import threading
 from dataclasses import dataclass, field
 from typing import Self
 
-from energon_grain.storage.cores import over_forks
+from energon_grain.storage.cores import reset_after_fork
 
 _MOST_FILES = 1024
 OTHER_FILES = ""
-"""Stands for all files that no entry of their own is kept of."""
+"""Key of the sum of all files without their own entry."""
 
 
 @dataclass(slots=True)
@@ -20,18 +20,18 @@ class Traffic:
     """Counters. Two of them are subtracted and added field by field.
 
     Attributes:
-        requests: To object stores, all of them.
-        repeated: Those that followed one that failed, or that had no first byte yet.
-        sent_twice: The latter.
-        bytes_read: What came from object stores.
-        found: Ranges of objects that were here when they were needed: in the cache on disk, or fetched ahead.
-        missed: Those that had to be waited for.
-        fetched_again_bytes: What was in the cache on disk before, and had given way.
-        not_kept_bytes: What found no room in it.
-        rereads: Attempts on local files that followed one that failed.
-        paused_s: Seconds that threads waited between an attempt that failed and the next.
-        lost_s: Seconds that requests to object stores took before their last attempt: failed ones, and the pauses.
-        files: (seconds, reads) of objects, and of local files while they come slower than from memory.
+        requests: All requests to object stores.
+        repeated: Requests that followed a failed one, or one without a first byte yet.
+        sent_twice: The latter alone.
+        bytes_read: Bytes received from object stores.
+        found: Ranges of objects that were available when needed: in the cache on disk, or prefetched.
+        missed: Ranges that readers waited for.
+        fetched_again_bytes: Bytes that had been evicted from the cache on disk.
+        not_kept_bytes: Bytes that did not fit into the cache.
+        rereads: Retries of reads of local files.
+        paused_s: Seconds that threads paused before retries.
+        lost_s: Seconds of requests to object stores before their last attempt: failed attempts and pauses.
+        files: (seconds, reads) of objects, and of local files while they are slower than memory.
     """
 
     requests: int = 0
@@ -67,7 +67,7 @@ class Traffic:
         return type(self)(**numbers, files=files)
 
     def slowest_files(self, count: int) -> Self:
-        """The same with the files that took longest alone; the others are one entry."""
+        """The same, with only the slowest files; the others are summed up in one entry."""
         if len(self.files) <= count:
             return self
         ranked = sorted(self.files.items(), key=lambda entry: (entry[0] != OTHER_FILES, entry[1]), reverse=True)
@@ -79,18 +79,18 @@ class Traffic:
 
 _NUMBERS = tuple(each.name for each in dataclasses.fields(Traffic) if each.name != "files")
 _here = Traffic()
-_counting = over_forks(threading.RLock())  # a signal handler may ask
+_counting = reset_after_fork(threading.RLock())  # a signal handler may call `traffic`
 
 
 def count(**more: float) -> None:
-    """Add to counters of this process, by name."""
+    """Increase counters of this process, by name."""
     with _counting:
         for name, number in more.items():
             setattr(_here, name, getattr(_here, name) + number)
 
 
-def took(path: str, seconds: float) -> None:
-    """Count a read of a file or object, and what it took."""
+def count_read(path: str, seconds: float) -> None:
+    """Count a read of a file or object, and its duration."""
     global _here
     with _counting:
         before = _here.files.get(path, (0.0, 0))
@@ -100,6 +100,6 @@ def took(path: str, seconds: float) -> None:
 
 
 def traffic() -> Traffic:
-    """The counters of this process as they are now."""
+    """A snapshot of the counters of this process."""
     with _counting:
         return dataclasses.replace(_here, files=dict(_here.files))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store that another package adds, called as obstore's stores are."""
+"""Adapter of another package's store to the interface of obstore's stores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from energon_grain.storage.store import Store, StoredObject
 from energon_grain.stores.object_error import ObjectError
 
-_LASTING = (PermissionError, IsADirectoryError, NotADirectoryError)
-"""Failures that another attempt would meet again."""
+_PERMANENT = (PermissionError, IsADirectoryError, NotADirectoryError)
+"""Permanent failures, which a retry would not fix."""
 
 
 class AddedStore:
@@ -27,12 +27,12 @@ class AddedStore:
             return _meta(self._store.head(key))
 
     def list(self, prefix: str | None) -> list[list[dict[str, Any]]]:
-        """All objects below a folder."""
+        """All objects in a folder and its subfolders."""
         with _failures():
             return [[_meta(found) for found in self._store.list(prefix or "")]]
 
-    def get(self, key: str, *, options: dict[str, Any] | None = None) -> _Answer:
-        """An object, or a range of it. Raises NotModifiedError of obstore."""
+    def get(self, key: str, *, options: dict[str, Any] | None = None) -> _Response:
+        """An object, or a range of it. Raises obstore's NotModifiedError."""
         from obstore.exceptions import NotModifiedError
 
         options = options or {}
@@ -47,8 +47,8 @@ class AddedStore:
             found, pieces = self._store.read(key, start, stop)
         size = found.size_bytes
         if start > size or (start == size and "range" in options):
-            raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
-        return _Answer(_meta(found), (start, size if stop is None else min(stop, size)), pieces)
+            raise ObjectError(f"it has {size} bytes", temporary=False, out_of_range=True)
+        return _Response(_meta(found), (start, size if stop is None else min(stop, size)), pieces)
 
     def put(self, key: str, data: bytes, **_: Any) -> dict[str, Any]:
         """Write an object."""
@@ -62,8 +62,8 @@ class AddedStore:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """As obstore's `GetResult`."""
+class _Response:
+    """Like obstore's `GetResult`."""
 
     meta: dict[str, Any]
     range: tuple[int, int]
@@ -86,5 +86,5 @@ def _failures() -> Generator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        said = str(error) or type(error).__name__
-        raise ObjectError(said, passing=not isinstance(error, _LASTING)) from error
+        message = str(error) or type(error).__name__
+        raise ObjectError(message, temporary=not isinstance(error, _PERMANENT)) from error

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where URLs lead: the kind of store, the bucket and the key there, how it is reached, and obstore's client of it.
+"""Resolve URLs to addresses (kind of store, bucket, key, settings) and open obstore's clients for them.
 
-Credentials are found by each store's own chain, that is by obstore, but for three that it does not know: sections of
-`~/.aws` with keys (read here), those with a role, a program or a single sign-on (boto3's, where it is installed), and
-keys in a profile of the Multi-Storage Client. None of them is ever part of a message, a state or a pickle.
+Credentials are found by each store's own chain, in obstore, with three exceptions that obstore does not support:
+sections of `~/.aws` with keys (read by this module), sections with a role, a program or single sign-on (read by boto3,
+if it is installed), and keys in a profile of the Multi-Storage Client. No message, state or pickle contains them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from energon_grain.storage.store import opener_of, other_schemes
 from energon_grain.storage.urls import STORE_SCHEMES, check_url, is_url, revision_of, scheme_of, without_revision
 
 _KINDS = {"hf": "hub", "gs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "https": "http"}
-"""Schemes that differ from the kind of store that they stand for."""
+"""Schemes whose kind of store has another name."""
 _PROVIDERS = dict.fromkeys(("s3", "s8k", "gcs_s3"), "s3://") | {"gcs": "gs://", "azure": "az://", "file": "file:///"}
-"""Kinds of stores of the Multi-Storage Client, and how URLs of them begin."""
+"""Kinds of stores of the Multi-Storage Client, and their URL prefixes."""
 _Keys = tuple[tuple[str, Any], ...]
 _GOOGLE = "https://storage.googleapis.com"
 _GOOGLE_FILES = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH")
@@ -43,36 +43,36 @@ _AZURE_HOST = re.compile(r"([a-z0-9]+)\.(?:blob|dfs)\.")
 _IF_PUBLIC = "set `anonymous: true` for it in the storage settings if it is public"
 _AWS_FILES = {"AWS_CONFIG_FILE": "~/.aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials"}
 _SIGNS_IN = re.compile(r"aws_access_key_id|role_arn|credential_process|web_identity_token_file|sso_|login_|source_")
-"""What an entry by which a section of `~/.aws` gives credentials begins with."""
+"""Prefixes of entries that provide credentials in a section of `~/.aws`."""
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _RENEWED = timedelta(minutes=10)
-"""How long a session token, which some program renews, is taken to hold. obstore asks again some minutes earlier."""
+"""Assumed lifetime of a session token that another program renews. obstore refreshes some minutes earlier."""
 
 
 NO_HOST = "127.0.0.1:0"
-"""Where requests go that a redirect would send to another host: nothing can listen on port 0."""
+"""Target of requests that a redirect would send to another host: nothing can listen on port 0."""
 _OWN_VARIABLES = {"s3": "AWS_", "gcs": "GOOGLE_|GCE_", "azure": "AZURE_|AZURITE_|IDENTITY_|MSI_"}
-"""How the variables begin that name end points to the client of a store."""
+"""Prefixes of environment variables with endpoints for a store's client."""
 _OWN_HOSTS = {
     "s3": ("sts.amazonaws.com", "169.254.169.254", "169.254.170.2", "169.254.170.23", "fd00:ec2::254", "fd00:ec2::23"),
     "gcs": ("googleapis.com", "metadata.google.internal", "metadata", "169.254.169.254"),
     "azure": ("login.microsoftonline.com", "169.254.169.254"),
 }
-"""Who gives credentials, and the whole service where it has one host. Hosts below these belong to them, too."""
+"""Hosts that issue credentials, and the service itself if it has a single host. Includes their subdomains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an object or folder lies.
+    """Location of an object or folder.
 
     Attributes:
-        kind: `s3`, `gcs`, `azure`, `http`, `hub` (of Hugging Face), `memory`, or `file`: this machine.
-        bucket: Or container, or dataset of the Hub with its revision; empty where the store has none.
-        key: There, without slashes at its ends; of this machine, the path.
-        store: How the store is reached, with what the environment says.
-        keys: Credentials of a profile of the Multi-Storage Client, in obstore's words.
-        added: Whether another package adds the store; the kind is its scheme then.
+        kind: `s3`, `gcs`, `azure`, `http`, `hub` (Hugging Face), `memory`, or `file` for local paths.
+        bucket: Bucket, container, or dataset of the Hub with its revision; empty for stores without buckets.
+        key: Key in the bucket, without leading and trailing slashes; for local paths, the path.
+        store: Settings of the store, including those from the environment.
+        keys: Credentials of a profile of the Multi-Storage Client, with obstore's names.
+        added: Whether another package adds the store; then the kind is its scheme.
     """
 
     kind: str
@@ -84,25 +84,25 @@ class Address:
 
     @property
     def service(self) -> str:
-        """What the store is called in messages."""
+        """Name of the store in messages."""
         amazon = f"Amazon S3 in {self.store.region}" if self.store.region else "Amazon S3"
         return self.store.endpoint or {"s3": amazon, "gcs": "Google Cloud Storage"}.get(self.kind, self.kind)
 
     @property
-    def where_said(self) -> str:
-        """What to check where nobody answers."""
+    def settings_hint(self) -> str:
+        """The settings to check if the store does not respond."""
         variable = {"s3": "AWS_ENDPOINT_URL", "azure": "AZURE_STORAGE_ACCOUNT_NAME"}.get(self.kind)
         if variable is None:
             return "the network, and the address"
-        return f"the end point (`endpoint` of this store in the storage settings, else {variable})"
+        return f"the endpoint (`endpoint` of this store in the storage settings, else {variable})"
 
     @property
-    def sign_in(self) -> str:
-        """Which credentials were sent, and what to do about them."""
+    def credentials_hint(self) -> str:
+        """The credentials that were sent, and how to fix them."""
         if self.kind == "http":
-            return "no credentials are sent to web servers: let this one serve the files to everybody"
+            return "no credentials are sent to web servers: make the files public on this one"
         if self.store.anonymous:
-            return "no credentials are sent, as the storage settings say `anonymous: true` of it: take that out"
+            return "no credentials are sent, because the storage settings set `anonymous: true` for it: remove that"
         if self.keys:
             return "check the credentials in the configuration of the Multi-Storage Client"
         if self.kind == "gcs":
@@ -110,7 +110,7 @@ class Address:
         if self.kind == "azure":
             return (
                 "check the credentials in AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or the other variables of "
-                f"Azure's tools (without any, this machine's identity counts), or {_IF_PUBLIC}"
+                f"Azure's tools (without any, this machine's identity is used), or {_IF_PUBLIC}"
             )
         section = aws_section("", self.store)
         if section is not None:
@@ -119,16 +119,16 @@ class Address:
             return f"check the credentials in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or {_IF_PUBLIC}"
         return (
             "no credentials were found in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or in ~/.aws, "
-            f"so this machine's role counted, if it has one; give them there, or {_IF_PUBLIC}"
+            f"so this machine's role was used, if it has one; set them there, or {_IF_PUBLIC}"
         )
 
 
 def address_of(url: str, settings: StorageSettings) -> Address:
-    """Where a URL leads.
+    """Resolve a URL.
 
-    Raises ConfigError where it lacks a bucket, its scheme is unknown, or the store has no such setting.
+    Raises ConfigError if it has no bucket, its scheme is unknown, or the store does not support a setting.
     """
-    real, store, keys = _real(check_url(url), settings)
+    real, store, keys = _resolved(check_url(url), settings)
     scheme, rest = scheme_of(real) or "", real.partition("://")[2]
     kind = _KINDS.get(scheme, scheme)
     if scheme not in STORE_SCHEMES and scheme != "file":
@@ -143,7 +143,7 @@ def address_of(url: str, settings: StorageSettings) -> Address:
         return _hub_address(url, real, store)
     bucket, _, key = rest.partition("/")
     if not bucket:
-        raise ConfigError(f"{url}: names no bucket; write {scheme}://bucket/folder")
+        raise ConfigError(f"{url}: has no bucket; write {scheme}://bucket/folder")
     address = Address(kind, bucket, key.strip("/"), store, keys)
     return {"gcs": _google_address, "s3": _aws_address, "azure": _azure_address}[kind](address)
 
@@ -152,14 +152,14 @@ def _unknown(url: str, settings: StorageSettings) -> ConfigError:
     known = ", ".join(f"{name}://" for name in (*STORE_SCHEMES, "msc", "rclone", "dss", *other_schemes()))
     own = ", ".join(prefix for prefix, one in settings.stores.items() if one.location is not None)
     return ConfigError(
-        f"{url}: object stores are {known} and what the storage settings give a location ({own or 'nothing now'}); "
-        "file:// is a path"
+        f"{url}: unknown scheme; object stores are {known} and URLs with a `location` in the storage settings "
+        f"({own or 'none now'}); file:// is a local path"
     )
 
 
 def _web_address(url: str) -> Address:
     parts = urlsplit(check_url(url))
-    # Names are encoded again on their way.
+    # obstore encodes names again.
     key = unquote(parts.path).strip("/")
     return Address("http", "", key, StoreSettings(endpoint=f"{parts.scheme}://{parts.netloc}"))
 
@@ -167,14 +167,14 @@ def _web_address(url: str) -> Address:
 def _google_address(address: Address) -> Address:
     store = address.store
     if store.anonymous:
-        # Public objects are plain files of the web, also where nobody may list them.
+        # Public objects are plain web files, even if listing is not allowed.
         endpoint = f"{(store.endpoint or _GOOGLE).rstrip('/')}/{address.bucket}"
         return Address("http", "", address.key, StoreSettings(endpoint=endpoint))
     for name in ("endpoint", "region", "profile", "requester_pays"):
         if getattr(store, name):
             raise ConfigError(
-                f"gs://{address.bucket}: the storage settings give a {name}, which Google's store takes from the "
-                "environment (GOOGLE_APPLICATION_CREDENTIALS) or not at all; leave it out"
+                f"gs://{address.bucket}: the storage settings set a {name}, which Google's store does not support "
+                "(it reads GOOGLE_APPLICATION_CREDENTIALS from the environment); remove it"
             )
     return address
 
@@ -182,7 +182,7 @@ def _google_address(address: Address) -> Address:
 def _aws_address(address: Address) -> Address:
     endpoint = address.store.endpoint or _endpoint_of_environment(_AWS_ENDPOINTS)
     region = address.store.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    region = region or (endpoint and "us-east-1")  # services other than Amazon's do not mind
+    region = region or (endpoint and "us-east-1")  # services other than Amazon's ignore the region
     return _at(address, endpoint, region)
 
 
@@ -207,12 +207,12 @@ def _hub_address(url: str, real: str, store: StoreSettings) -> Address:
     plain = _HUB_DATASET.fullmatch(without_revision(real))
     if plain is None or revision == "":
         raise ConfigError(
-            f"{url}: of the Hub datasets are read; write hf://datasets/OWNER/NAME, or "
-            "hf://datasets/OWNER/NAME@REVISION, and a folder or file behind it (a slash in a revision is %2F)"
+            f"{url}: not a dataset of the Hub; write hf://datasets/OWNER/NAME, or "
+            "hf://datasets/OWNER/NAME@REVISION, then a folder or file (write a slash in a revision as %2F)"
         )
     for name in ("region", "profile", "requester_pays"):
         if getattr(store, name):
-            raise ConfigError(f"{url}: the storage settings give a {name}, which the Hub does not know; leave it out")
+            raise ConfigError(f"{url}: the storage settings set a {name}, which the Hub does not support; remove it")
     endpoint = store.endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     check_endpoint(endpoint, "HF_ENDPOINT")
     store = msgspec.structs.replace(store, endpoint=endpoint.rstrip("/"))
@@ -220,21 +220,21 @@ def _hub_address(url: str, real: str, store: StoreSettings) -> Address:
 
 
 def has_lists(url: str, settings: StorageSettings) -> bool:
-    """Whether the store of a URL says which objects it has. Plain web servers do not. Raises as `address_of`."""
+    """Whether the store of a URL can list objects. Plain web servers cannot. Raises as `address_of`."""
     return address_of(url, settings).kind != "http"
 
 
 def local_path(url: str) -> str | None:
-    """The path on this machine that a URL stands for; None: it stands for none, or nothing says what it stands for."""
+    """The local path that a URL is mapped to; None if it is not mapped to one."""
     try:
         address = address_of(url, storage_settings())
     except ConfigError:
-        return None  # said when it is opened
+        return None  # reported when the URL is opened
     return os.path.normpath(address.key) if address.kind == "file" else None
 
 
-def _real(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, _Keys]:
-    """Where a URL of any name really lies, how the store there is reached, and credentials of a profile."""
+def _resolved(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, _Keys]:
+    """Resolve aliases: the actual URL, the settings of the store there, and credentials of a profile."""
     url = as_msc(url)
     prefix, store = settings.store(url)
     keys: _Keys = ()
@@ -249,20 +249,20 @@ def _real(url: str, settings: StorageSettings) -> tuple[str, StoreSettings, _Key
         else:
             where = ("MSC_CONFIG", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "HOME")
             profile, keys = _profile(prefix, name, tuple(os.environ.get(variable) for variable in where))
-        store = _over(store, profile)
+        store = _merged_settings(store, profile)
     if store.location is None:
         return url, store, keys
     scheme, _, folder = store.location.partition("://")
     name = url[len(prefix.rstrip("/")) :].lstrip("/")
     if scheme in ("http", "https"):
-        name = quote(name)  # URLs of the web have names as they are sent
+        name = quote(name)  # web URLs are encoded
     real = f"{folder.rstrip('/')}/{name}".rstrip("/")
     real = f"{scheme}://{real if scheme == 'file' else real.lstrip('/')}"
-    return real, _over(store, settings.store(real)[1]), keys
+    return real, _merged_settings(store, settings.store(real)[1]), keys
 
 
-def _over(store: StoreSettings, rest: StoreSettings) -> StoreSettings:
-    """The settings of `store`, and of `rest` what it leaves open."""
+def _merged_settings(store: StoreSettings, rest: StoreSettings) -> StoreSettings:
+    """The settings of `store`; unset ones are taken from `rest`."""
     given = {name: value for name, value in msgspec.structs.asdict(store).items() if value}
     return msgspec.structs.replace(rest, **given)
 
@@ -277,24 +277,24 @@ def _endpoint_of_environment(variables: Iterable[str]) -> str | None:
 
 
 def _dataset_service(url: str, name: str) -> str:
-    """Where `dss://name@version` lies: below a folder of this machine, as in Energon."""
+    """The location of `dss://name@version`: a local folder, as in Energon."""
     cache = os.environ.get("NVDATASET_CACHE_DIR")
     dataset, _, version = name.partition("@")
     if not (dataset and version):
-        raise ConfigError(f"{url}: write dss://name@version/path, with the version")
+        raise ConfigError(f"{url}: has no version; write dss://name@version/path")
     if not cache:
-        raise ConfigError(f"{url}: lies below the folder that NVDATASET_CACHE_DIR names, which is not set")
+        raise ConfigError(f"{url}: set NVDATASET_CACHE_DIR to the folder that holds dss:// datasets; it is not set")
     return f"file://{os.path.join(os.path.abspath(cache), dataset, version)}"
 
 
 @functools.lru_cache(maxsize=64)
 def _profile(prefix: str, name: str, environment: tuple[str | None, ...]) -> tuple[StoreSettings, _Keys]:
-    """What the Multi-Storage Client's files, or those of rclone that it reads, say of a profile; and its credentials.
+    """Settings and credentials of a profile in the files of the Multi-Storage Client, or of rclone, which it reads.
 
-    They are read once for each environment.
+    Cached for each environment.
     """
-    way_out = f"the storage settings: `stores: {{'{prefix}': {{location: 's3://bucket/folder'}}}}`"
-    with needed_for(f"reading {prefix}", instead=f"say what it stands for in {way_out}"):
+    advice = f"the storage settings: `stores: {{'{prefix}': {{location: 's3://bucket/folder'}}}}`"
+    with needed_for(f"reading {prefix}", instead=f"set its location in {advice}"):
         from multistorageclient.config import StorageClientConfig
         from multistorageclient.rclone import read_rclone_config
         from multistorageclient.utils import expand_env_vars
@@ -304,25 +304,25 @@ def _profile(prefix: str, name: str, environment: tuple[str | None, ...]) -> tup
         provider = profile.get("storage_provider") or {}
         kind, options = str(provider.get("type", "")).lower(), provider.get("options") or {}
         keys = _keys_of(profile.get("credentials_provider") or {})
-    except Exception as error:  # of any kind; what they say may quote keys
+    except Exception as error:  # any exception; its text may quote keys
         raise ConfigError(
             f"{prefix}: the Multi-Storage Client cannot read its configuration ({type(error).__name__}); "
-            "`msc config validate` says why"
+            "run `msc config validate` for details"
         ) from None
     if not profile:
         raise ConfigError(
             f"{prefix}: no configuration of the Multi-Storage Client (MSC_CONFIG, ~/.msc_config.yaml) or of rclone "
-            f"(~/.config/rclone/rclone.conf) has a profile {name!r}; add it there, or to {way_out}"
+            f"(~/.config/rclone/rclone.conf) has a profile {name!r}; add it there, or to {advice}"
         )
     if kind not in _PROVIDERS:
         raise ConfigError(
-            f"{prefix}: the profile {name!r} is of type {kind!r}; read are {', '.join(_PROVIDERS)}; add it to {way_out}"
+            f"{prefix}: the profile {name!r} has type {kind!r}, not one of {', '.join(_PROVIDERS)}; add it to {advice}"
         )
     return _settings_of(kind, options), tuple(keys.items())
 
 
 def _written_profile(name: str, files: Iterable[Any]) -> dict[str, Any]:
-    """The entries of a profile in the first file that has it; {} where none has."""
+    """The entries of a profile in the first file that has it; {} if none has."""
     for file in files:
         profiles = (file or {}).get("profiles") or {}
         if name in profiles:
@@ -334,7 +334,7 @@ def _settings_of(kind: str, options: Mapping[str, Any]) -> StoreSettings:
     """The settings of a store of the Multi-Storage Client, one of `_PROVIDERS`."""
     endpoint = options.get("endpoint_url") or (_GOOGLE if kind == "gcs_s3" else None)
     if endpoint and not is_url(endpoint):
-        endpoint = f"https://{endpoint}"  # rclone's need not be URLs
+        endpoint = f"https://{endpoint}"  # rclone accepts endpoints that are not URLs
     return StoreSettings(
         location=_PROVIDERS[kind] + str(options.get("base_path", "")).strip("/"),
         endpoint=endpoint if kind != "gcs" else None,
@@ -345,7 +345,7 @@ def _settings_of(kind: str, options: Mapping[str, Any]) -> StoreSettings:
 
 
 def _keys_of(provider: Mapping[str, Any]) -> dict[str, Any]:
-    """The credentials that a profile holds, as obstore takes them; nothing: those of the store's own chain."""
+    """The credentials in a profile, with obstore's names; empty: use the store's own chain."""
     kind, options = provider.get("type"), provider.get("options") or {}
     if kind == "S3Credentials":
         keys = {"access_key_id": options["access_key"], "secret_access_key": options["secret_key"]}
@@ -362,12 +362,12 @@ def _keys_of(provider: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_store(address: Address, url: str, timeout_s: float) -> Any:
-    """Open the store of an address with obstore. Raises ConfigError where none can be called so; names the URL."""
+    """Open the store of an address with obstore. Raises ConfigError for an invalid name; the message has the URL."""
     from obstore import store as stores
     from obstore.exceptions import BaseError
 
     client: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s), "allow_http": True}
-    # Requests are repeated by who makes them.
+    # The caller retries requests.
     retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
     options: Any = {"retry_config": retries, "client_options": client}
     store = address.store
@@ -401,7 +401,7 @@ def _aws_config(address: Address, url: str, timeout_s: float) -> Any:
             f"dots and hyphens"
         )
     store = address.store
-    # Objects are removed one at a time, and not all that speak S3 know the request for many (DeleteObjects).
+    # Objects are deleted one by one, because not all S3-compatible services support DeleteObjects.
     config: Any = {"region": store.region or _region(address.bucket, timeout_s), "disable_bulk_delete": True}
     if store.endpoint is not None:
         config["endpoint"] = store.endpoint
@@ -411,14 +411,15 @@ def _aws_config(address: Address, url: str, timeout_s: float) -> Any:
 
 
 def _own_hosts_only(address: Address, endpoint: str, others: Iterable[str] = ()) -> dict[str, Any]:
-    """Options by which obstore's client follows no redirect to another host than those of the store.
+    """Options that stop obstore's client from following redirects to hosts other than the store's.
 
-    It follows all, and removes `Authorization` alone: session tokens (`x-amz-security-token`) and signatures in URLs
-    (by `Referer`) go along. It has no option against that, but one for a proxy with exceptions. So the proxy is one
-    that does not exist, and the exceptions are the hosts of the store, and those that give credentials, on any port.
+    By default it follows all redirects and only removes `Authorization`: session tokens (`x-amz-security-token`) and
+    signatures in URLs (in `Referer`) are sent along. It has no option against that, except a proxy with exceptions. So
+    the proxy does not exist, and the exceptions are the hosts of the store, and those that issue credentials, on any
+    port.
 
-    A proxy that the environment names cannot be combined with that. Then nothing is done: requests leave by the proxy,
-    which may know to which hosts.
+    This cannot be combined with a proxy from the environment. In that case nothing is restricted: requests go through
+    the proxy, which can restrict hosts itself.
     """
     parts = urlsplit(endpoint)
     variables = re.compile(_OWN_VARIABLES[address.kind])
@@ -430,7 +431,7 @@ def _own_hosts_only(address: Address, endpoint: str, others: Iterable[str] = ())
 
 
 def proxy_of(url: str) -> str | None:
-    """The proxy by which the environment says that a URL is reached."""
+    """The proxy for a URL, from the environment."""
     parts = urlsplit(url)
     if urllib.request.proxy_bypass(parts.hostname or ""):
         return None
@@ -439,7 +440,7 @@ def proxy_of(url: str) -> str | None:
 
 
 def _hosts_in(values: Iterable[object]) -> list[str]:
-    """The hosts of those values that are URLs of the web."""
+    """The hosts of the values that are web URLs."""
     urls = [value for value in values if isinstance(value, str) and value.startswith(("http://", "https://"))]
     with contextlib.suppress(ValueError):
         return [host for host in (urlsplit(url).hostname for url in urls) if host]
@@ -447,14 +448,14 @@ def _hosts_in(values: Iterable[object]) -> list[str]:
 
 
 def _aws_hosts(address: Address, region: str) -> tuple[str, list[str]]:
-    """The end point of a bucket, and further hosts: that of a zone, and who gives credentials in its region."""
+    """The endpoint of a bucket, and further hosts: of its zone, and of services that issue its credentials."""
     zone = address.bucket.removesuffix("--x-s3").rpartition("--")[2]
     own = address.store.endpoint or f"https://s3.{region}.amazonaws.com"
     return own, [f"s3express-{zone}.{region}.amazonaws.com", f"sts.{region}.amazonaws.com"]
 
 
 def _hosts_of_service_account(keys: _Keys) -> list[str]:
-    """The hosts that a file of Google's with a key names: of the store, and of who gives tokens for the key."""
+    """The hosts in a Google key file: of the store, and of the services that issue tokens for the key."""
     given = dict(keys)
     files = [given.get("service_account"), *map(os.environ.get, ("GOOGLE_APPLICATION_CREDENTIALS", *_GOOGLE_FILES))]
     texts = [given.get("service_account_key"), os.environ.get("GOOGLE_SERVICE_ACCOUNT_KEY")]
@@ -463,7 +464,7 @@ def _hosts_of_service_account(keys: _Keys) -> list[str]:
             texts.append(Path(file).expanduser().read_text(encoding="utf-8"))
     hosts: list[str] = []
     for text in filter(None, texts):
-        with contextlib.suppress(msgspec.DecodeError):  # obstore says what is wrong with it
+        with contextlib.suppress(msgspec.DecodeError):  # obstore reports the error
             key: Any = msgspec.json.decode(text)
             hosts += _hosts_in(key.values() if isinstance(key, dict) else ())
     return hosts
@@ -477,7 +478,7 @@ def _memory() -> Any:
 
 
 def _region(bucket: str, timeout_s: float) -> str:
-    """The region of a bucket of Amazon's, which it says to everybody, also with a refusal; obstore does not ask."""
+    """The region of an Amazon bucket. It is public, even in a refusal; obstore does not look it up."""
     request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
@@ -492,12 +493,12 @@ def _region(bucket: str, timeout_s: float) -> str:
 def _azure_options(address: Address, url: str) -> dict[str, Any]:
     endpoint = urlsplit(address.store.endpoint or "")
     host, path = _AZURE_HOST.match(endpoint.hostname or ""), endpoint.path.strip("/")
-    # Emulators have the account as a folder.
+    # Emulators have the account as the first folder of the path.
     account = host[1] if host else path.rpartition("/")[2] or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
     if not account:
         raise ConfigError(
-            f"{url}: names no storage account; set AZURE_STORAGE_ACCOUNT_NAME, or give this store in the storage "
-            "settings its `endpoint: https://ACCOUNT.blob.core.windows.net`"
+            f"{url}: the storage account is unknown; set AZURE_STORAGE_ACCOUNT_NAME, or set `endpoint: "
+            "https://ACCOUNT.blob.core.windows.net` for this store in the storage settings"
         )
     config: dict[str, Any] = {"account_name": account}
     if address.store.endpoint:
@@ -514,7 +515,7 @@ def _aws_credentials(address: Address, url: str) -> dict[str, Any]:
     if section is None:
         if address.keys or os.environ.get("AWS_ACCESS_KEY_ID"):
             return _provider(address.keys)
-        # Left to itself the store asks the role of the machine, which takes seconds where there is none.
+        # By default the store requests the machine's role, which takes seconds if it has none.
         return {"skip_signature": True} if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" else {}
     name, entries = section
     if "aws_access_key_id" in entries and "role_arn" not in entries:
@@ -524,7 +525,7 @@ def _aws_credentials(address: Address, url: str) -> dict[str, Any]:
             with contextlib.suppress(ConfigError):
                 found = aws_section(url, address.store)
                 if found is not None and {"aws_access_key_id", "aws_secret_access_key"} <= found[1].keys():
-                    held.update({"aws_session_token": ""} | found[1])  # else some program is writing it
+                    held.update({"aws_session_token": ""} | found[1])  # else a program is rewriting the file
             return {
                 "access_key_id": held["aws_access_key_id"],
                 "secret_access_key": held.get("aws_secret_access_key", ""),
@@ -533,25 +534,25 @@ def _aws_credentials(address: Address, url: str) -> dict[str, Any]:
             }
 
         return {"credential_provider": keys}
-    with needed_for(f"{url}: what the profile {name!r} without keys stands for"):
+    with needed_for(f"{url}: signing in with the profile {name!r} (without keys)"):
         import boto3
         from obstore.auth.boto3 import Boto3CredentialProvider
     return {"credential_provider": Boto3CredentialProvider(boto3.Session(profile_name=name))}
 
 
 def _provider(keys: _Keys) -> dict[str, Any]:
-    """Credentials that come before all that the environment holds."""
+    """Credentials that override the environment."""
     return {"credential_provider": lambda: {**dict(keys), "expires_at": None}} if keys else {}
 
 
 def aws_section(url: str, store: StoreSettings) -> tuple[str, dict[str, str]] | None:
-    """The section of `~/.aws` that credentials are taken from, and its entries; None: none, or the environment's.
+    """The section of `~/.aws` with the credentials, and its entries; None: no section, or the environment's.
 
     Args:
-        store: Its `profile` counts, then the environment's keys, then the section that `AWS_PROFILE` names, then
+        store: Its `profile` is used first, then the environment's keys, then the section named by `AWS_PROFILE`, then
             `default`.
 
-    Raises ConfigError: there is no section of a name that is given, or the environment holds half of a key.
+    Raises ConfigError: a named section does not exist, or the environment holds half of a key pair.
     """
     if store.profile is None and _has_keys(url):
         return None
@@ -571,7 +572,7 @@ def aws_section(url: str, store: StoreSettings) -> tuple[str, dict[str, str]] | 
 
 
 def _has_keys(url: str) -> bool:
-    """Whether the environment holds a key of Amazon's. Raises ConfigError where it holds half of one."""
+    """Whether the environment holds Amazon keys. Raises ConfigError if it holds half of a pair."""
     if not os.environ.get("AWS_ACCESS_KEY_ID"):
         return False
     if not os.environ.get("AWS_SECRET_ACCESS_KEY"):
@@ -584,7 +585,7 @@ def _aws_files() -> list[str]:
 
 
 def _sections_of(files: Iterable[str], url: str) -> dict[str, dict[str, str]]:
-    """The entries of each section in files as those in `~/.aws`; files that are missing have none."""
+    """The entries of each section in files such as those in `~/.aws`; missing files have none."""
     sections: dict[str, dict[str, str]] = {}
     for file in files:
         parser = configparser.RawConfigParser(default_section="", strict=False, allow_no_value=True)
@@ -592,8 +593,8 @@ def _sections_of(files: Iterable[str], url: str) -> dict[str, dict[str, str]]:
             parser.read_string(Path(file).expanduser().read_text(encoding="utf-8", errors="replace"))
         except OSError:
             continue
-        except configparser.Error as error:  # what it says quotes lines
-            raise ConfigError(f"{url}: {file}: not a file of profiles ({type(error).__name__})") from None
+        except configparser.Error as error:  # its text quotes lines
+            raise ConfigError(f"{url}: {file}: not a valid AWS profile file ({type(error).__name__})") from None
         for section in parser.sections():
             entries = {name: value or "" for name, value in parser[section].items()}
             sections.setdefault(re.sub(r"^profile\s+", "", section).strip(), {}).update(entries)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the pages that a cache on disk keeps are what was written, and what the store has.
+"""Verify cached pages on disk: against their checksums, and against the store.
 
-A reader compares each page with its sum once, so a page that is damaged on disk is fetched again. Bytes that a server
-sent wrongly, under right headers, have a right sum: only a comparison with the store finds these. An object of a store
-has no sum from end to end that all stores agree on, and the columnar index has none for the parts of tars; ArrayRecord,
-MDS (with hashes), Parquet (with page checksums) and arrays check what they decode.
+A reader compares each page with its sum once, so a page damaged on disk is fetched again. Wrong bytes sent by a
+server with valid headers have a matching sum; only a comparison with the store finds them. Stores do not share a
+checksum for whole objects, and the columnar index has none for the parts of tars. ArrayRecord, MDS (with hashes),
+Parquet (with page checksums) and arrays verify the data that they decode.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AT_ONCE = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrongPage:
-    """A page that is not what the store has: bytes [start, stop) of an object."""
+    """A cached page that differs from the store: bytes [start, stop) of an object."""
 
     url: str
     start: int
@@ -38,19 +38,19 @@ class WrongPage:
 
 @dataclass(kw_only=True, slots=True)
 class CacheReport:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
-        folder: Of the pages.
-        files: That were read.
-        pages: In them.
-        size_bytes: Of the pages.
-        damaged_pages: Pages that did not fit their sums, and were removed.
-        unreadable_files: Files that could not be read or written; they are still there.
+        folder: Folder of the pages.
+        files: Number of files read.
+        pages: Number of pages in them.
+        size_bytes: Size of the pages.
+        damaged_pages: Pages that did not match their sums, and were removed.
+        unreadable_files: Files that could not be read or written; they were kept.
         earlier_files: Files of earlier releases, which were removed.
-        compared_objects: Objects of the store of which there are pages.
+        compared_objects: Objects of the store with cached pages.
         compared_pages: Their pages.
-        wrong: Of these, pages that the store has not; they were removed.
+        wrong: Those that differ from the store; they were removed.
     """
 
     folder: str
@@ -66,25 +66,25 @@ class CacheReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing was wrong."""
+        """Whether no problem was found."""
         return not (self.damaged_pages or self.unreadable_files or self.wrong)
 
 
 def pages_folder(folder: str) -> str:
-    """The folder of the pages in a cache folder, or that folder itself. Raises ConfigError: there is none."""
+    """The folder of pages in a cache folder, or that folder itself. Raises ConfigError if there is none."""
     for found in (os.path.join(folder, "pages"), folder):
         if os.path.basename(found) == "pages" and os.path.isdir(found):
             return os.path.abspath(found)
-    raise ConfigError(f"{folder}: has no folder `pages`; name the `cache_dir` of the storage settings")
+    raise ConfigError(f"{folder}: has no folder `pages`; pass the `cache_dir` of the storage settings")
 
 
 def check_sums(folder: str) -> CacheReport:
-    """Compare every page in a folder with its sum, and remove those that are damaged."""
+    """Compare every page in a folder with its sum, and remove damaged ones."""
     report = CacheReport(folder=folder)
-    for shelf in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if not shelf.is_dir(follow_symlinks=False):
+    for subfolder in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if not subfolder.is_dir(follow_symlinks=False):
             continue
-        for file in sorted(os.scandir(shelf), key=lambda entry: entry.name):
+        for file in sorted(os.scandir(subfolder), key=lambda entry: entry.name):
             if not _NAME.fullmatch(file.name):
                 continue
             try:
@@ -103,9 +103,9 @@ def check_sums(folder: str) -> CacheReport:
 
 
 def compare(report: CacheReport, cache: PageCache, client: ObjectClient, url: str) -> None:
-    """Compare pages of an object, or of all objects below a URL, with what the store has, and remove the others.
+    """Compare the cached pages of an object, or of all objects below a URL, with the store, and remove wrong ones.
 
-    Raises ReadError, and MissingObjectError where there is nothing.
+    Raises ReadError, and MissingObjectError if no object exists.
     """
     for name, size_bytes, generation in _objects(client, client.pinned(url.rstrip("/"))):
         pages = cache.open(without_revision(name), generation, size_bytes)
@@ -122,16 +122,16 @@ def _objects(client: ObjectClient, url: str) -> Iterator[tuple[str, int, bytes]]
     """URL, size and generation."""
     listed = client.list_versions(url) if has_lists(url, client.settings) else {}
     if not listed:
-        found = client.look(url)
+        found = client.head(url)
         if found is None or found.size_bytes is None:
-            raise MissingObjectError(f"{url}: there is no such object, and nothing is below that URL")
+            raise MissingObjectError(f"{url}: no such object, and no objects below this URL; check the URL")
         yield url, found.size_bytes, found.generation
     for name, (size_bytes, generation) in listed.items():
         yield join(url, name), size_bytes, generation
 
 
 def _runs(pages: list[int]) -> Iterator[tuple[int, int]]:
-    """Pages that follow each other, some at a time."""
+    """Runs of consecutive pages, of limited length."""
     first = previous = None
     for page in pages:
         if first is None or previous is None or page != previous + 1 or page - first == _AT_ONCE:

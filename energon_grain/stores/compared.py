@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of stores, compared page by page with the digests of shards."""
+"""Responses of stores, compared page by page with the digests of shards."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from energon_grain.stores.object_error import ObjectError
 from energon_grain.stores.object_stores import Pieces
 
 _AGAIN = 3
-"""So often bytes that differ are asked for: what the network damages is right the next time, what the store holds is
-not."""
+"""Number of attempts for bytes with a wrong digest: damage by the network disappears on a retry, damage in the store
+does not."""
 
 
-class Compared:
-    """A `Pieces` that compares the pages of an answer with their digests, and hands on what arrives.
+class VerifiedPieces:
+    """A `Pieces` that compares the pages of a response with their digests, and passes the bytes on.
 
-    Nothing that was handed on may be used before the answer has ended: the last piece of a page is compared when it is
-    there. Parts of pages at the ends are not compared. Bytes that differ are an ObjectError, which another attempt may
-    make good, unless `wrong`, which is common to all attempts, holds as many of them as are made.
+    Passed bytes must not be used before the response has ended, because a page is compared when its last piece arrives.
+    Partial pages at the ends are not compared. A mismatch raises an ObjectError, which is temporary until `wrong`,
+    shared by all attempts, holds `_AGAIN` mismatches.
     """
 
     def __init__(self, pieces: Pieces, digest: ShardDigest, start: int, stop: int, wrong: list[int]) -> None:
@@ -29,7 +29,7 @@ class Compared:
         self._begin = start
 
     def append(self, piece: bytes, /) -> None:
-        """Take the bytes that come next. Raises ObjectError."""
+        """Take the next bytes. Raises ObjectError."""
         data = memoryview(piece)
         while data:
             upto = min((self._at // PAGE_BYTES + 1) * PAGE_BYTES, self._stop)
@@ -42,16 +42,16 @@ class Compared:
         self.pieces.append(piece)
 
     def _compare(self) -> None:
-        """At the end of a page, or of the answer."""
+        """Called at the end of a page, or of the response."""
         page, found = self._begin // PAGE_BYTES, self._sum.digest()
         whole = self._begin % PAGE_BYTES == 0 and self._at == min((page + 1) * PAGE_BYTES, self._digest.size_bytes)
         if whole and found != self._digest.pages[page * SUM_BYTES : (page + 1) * SUM_BYTES]:
             self._wrong.append(page)
             raise ObjectError(
-                f"bytes {self._begin} to {self._at} are not those of the shard that was prepared: their digest "
-                f"differs{'' if len(self._wrong) < _AGAIN else f', {_AGAIN} times'}",
-                passing=len(self._wrong) < _AGAIN,
-                way_out="upload the shard again; if it was changed on purpose, prepare the dataset again with --digest",
+                f"bytes {self._begin} to {self._at} differ from the shard that was prepared: digest "
+                f"mismatch{'' if len(self._wrong) < _AGAIN else f', {_AGAIN} times'}",
+                temporary=len(self._wrong) < _AGAIN,
+                advice="upload the shard again; if it was changed on purpose, prepare the dataset again with --digest",
             )
         self._sum.reset()
         self._begin = self._at

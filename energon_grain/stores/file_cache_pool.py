@@ -23,29 +23,29 @@ from energon_grain.sources.cache_pool import CachePool, DirectLazy, HeldLazy, La
 from energon_grain.sources.file_store import FileStore
 
 _LOGGER = logging.getLogger(__name__)
-_PATIENCE_SECONDS = 1.0
+_WAIT_SECONDS = 1.0
 _END_SECONDS = 5.0
 
 
 class _State(enum.Enum):
     WAITING = enum.auto()  # for a thread, or for space
-    COPIED = enum.auto()  # right now
+    COPIED = enum.auto()  # being copied
     KEPT = enum.auto()
     REFUSED = enum.auto()  # could not be read or written, or is read without a copy
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A file that somebody wants.
+    """A file with pending readers.
 
     Attributes:
-        store: Where it is; None: nowhere, the copy is all there is.
-        key: Its name there.
-        readers: Who will still read it.
-        state: How far it is.
-        size_bytes: Of the copy.
-        path: Of the copy.
-        source: What the store says of it.
+        store: Its store; None: only the copy exists.
+        key: Its name in the store.
+        readers: Number of pending readers.
+        state: Progress of the copy.
+        size_bytes: Size of the copy.
+        path: Path of the copy.
+        source: Source information from the store.
     """
 
     store: FileStore[Any] | None
@@ -58,17 +58,17 @@ class Entry:
 
 
 class DiskCache:
-    """Copies files into a folder, in threads, and deletes each when its last reader has read it.
+    """Copies files into a folder, in threads, and deletes each after its last reader has read it.
 
-    While there is no space, files wait, and who reads one before its turn reads it from its store. Errors while copying
-    are not raised: the reader, who reads from the store then, meets them there. Thread-safe.
+    While there is no space, files wait, and a reader that comes before its file's turn reads from the store. Errors
+    while copying are not raised: the reader then reads from the store and gets the error there. Thread-safe.
 
     Args:
-        folder: Nobody else's; deleted by `close`.
-        threads: That copy.
-        max_bytes: Most bytes of all copies.
-        max_files: Most copies.
-        method: "raw": copies are what stores have, decoded when they are read. "pickle": copies are values.
+        folder: An exclusive folder; deleted by `close`.
+        threads: Number of copying threads.
+        max_bytes: Maximum total size of the copies.
+        max_files: Maximum number of copies.
+        method: "raw": copies are the stored bytes, decoded on reading. "pickle": copies are pickled values.
     """
 
     def __init__(
@@ -90,19 +90,19 @@ class DiskCache:
         self._closed = False
         self._warned = False
         self._process = os.getpid()
-        # Not reentrant: `leave` may run anywhere, inside the sections that it guards too, and must then not enter them.
+        # Not reentrant: `leave` may run at any point, even inside sections under this lock, and must then skip them.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
 
     def want(self, store: FileStore[Any], key: str) -> Entry:
-        """Announce a reader of a file, who ends by `take` or `leave`; the file is copied when its turn comes.
+        """Register a reader of a file, who ends with `take` or `leave`; the file is queued for copying.
 
         Raises ValueError if the cache was closed.
         """
         with self._changed:
             self._settle()
             if self._closed:
-                raise ValueError("the cache pool was closed")
+                raise ValueError("the cache pool was closed; create a new one")
             entry = self._entries.get((store, key))
             if entry is not None:
                 entry.readers += 1
@@ -115,7 +115,7 @@ class DiskCache:
             return entry
 
     def put(self, value: Any, name: str) -> Entry | None:
-        """Write a value into a file, for one reader; None: there is no space."""
+        """Write a value into a file, for one reader; None if there is no space."""
         data = pickle.dumps(value, protocol=5)
         entry = Entry(None, name, state=_State.KEPT, size_bytes=len(data))
         with self._changed:
@@ -127,16 +127,16 @@ class DiskCache:
         return None
 
     def take(self, entry: Entry) -> tuple[Any, SourceInfo | None]:
-        """The value of a file, and where it came from; one reader less.
+        """The value of a file, and its source; unregisters one reader.
 
-        Raises ValueError if the cache was closed, and the value is nowhere else, and what the store
-        raises.
+        Raises ValueError if the cache was closed and the value is only there, and errors of the
+        store.
         """
         with self._changed:
             while entry.state is _State.COPIED and not self._closed:
-                self._changed.wait(_PATIENCE_SECONDS)
+                self._changed.wait(_WAIT_SECONDS)
             if entry.state is _State.WAITING and entry.readers == 1:
-                entry.state = _State.REFUSED  # read once, here
+                entry.state = _State.REFUSED  # its only reader reads it from the store
         try:
             if entry.state is _State.KEPT and not self._closed:
                 try:
@@ -146,7 +146,7 @@ class DiskCache:
                         raise
                     self._warn(f"{entry.path} cannot be read: {error}")
             if entry.store is None:
-                raise ValueError(f"{entry.key}: the cache pool was closed, and the value with it")
+                raise ValueError(f"{entry.key}: the cache pool was closed, and its values were deleted")
             return entry.store[entry.key]
         finally:
             with self._changed:
@@ -154,7 +154,7 @@ class DiskCache:
                 self._release(entry)
 
     def leave(self, entry: Entry) -> None:
-        """One reader less, who did not read. May be called by the garbage collector, at any time."""
+        """Unregister a reader that did not read. May be called by the garbage collector, at any time."""
         self._left.append(entry)
         if os.getpid() == self._process and self._lock.acquire(blocking=False):
             try:
@@ -163,18 +163,18 @@ class DiskCache:
                 self._lock.release()
 
     def used(self) -> tuple[int, int]:
-        """(bytes, number) of the copies that are there or are being written."""
+        """(bytes, number) of the copies, including those being written."""
         with self._changed:
             self._settle()
             return self._used_bytes, self._used_files
 
     def close(self) -> None:
-        """Stop copying and delete everything. Those who still read, read from the stores."""
+        """Stop copying and delete everything. Remaining readers read from the stores."""
         if os.getpid() != self._process:
             return
         self._closed = True
-        # The garbage collector may call this inside a section that the lock guards. Threads find out then.
-        if self._lock.acquire(timeout=_PATIENCE_SECONDS):
+        # The garbage collector may call this inside a section under the lock; then threads notice by polling.
+        if self._lock.acquire(timeout=_WAIT_SECONDS):
             self._changed.notify_all()
             self._lock.release()
         for thread in self._threads:
@@ -185,7 +185,7 @@ class DiskCache:
     def _enqueue(self, entry: Entry) -> None:
         self._queue.append(entry)
         if len(self._threads) < self._most_threads:
-            # A daemon: whatever is not copied at the end of the program is not needed.
+            # A daemon: files that are not copied at the end of the program are not needed.
             thread = threading.Thread(target=self._copy_all, name="energon-grain-cache", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -195,7 +195,7 @@ class DiskCache:
         while True:
             with self._changed:
                 while not self._queue and not self._closed:
-                    self._changed.wait(_PATIENCE_SECONDS)
+                    self._changed.wait(_WAIT_SECONDS)
                 if self._closed:
                     return
                 entry = self._queue.popleft()
@@ -280,7 +280,7 @@ class DiskCache:
         self._admit()
 
     def _reserve(self, entry: Entry) -> bool:
-        """Give a file space and a path."""
+        """Reserve space and a path for a file."""
         if self._used_bytes + entry.size_bytes > self._max_bytes or self._used_files >= self._max_files:
             return False
         self._used_bytes += entry.size_bytes
@@ -290,21 +290,21 @@ class DiskCache:
         return True
 
     def _admit(self) -> None:
-        """Let files be copied that wait for space, as many as there is space for."""
-        room, files = self._max_bytes - self._used_bytes, self._max_files - self._used_files
+        """Queue files that wait for space, as many as fit."""
+        free_bytes, files = self._max_bytes - self._used_bytes, self._max_files - self._used_files
         while self._without_space and not self._closed:
             entry = self._without_space[0]
-            if _is_wanted(entry) and (entry.size_bytes > room or not files):
+            if _is_wanted(entry) and (entry.size_bytes > free_bytes or not files):
                 return
             self._without_space.popleft()
             if _is_wanted(entry):
-                room, files = room - entry.size_bytes, files - 1
+                free_bytes, files = free_bytes - entry.size_bytes, files - 1
                 self._enqueue(entry)
 
     def _warn(self, message: str) -> None:
         if not self._warned:
             self._warned = True
-            _LOGGER.warning("%s. Such files are read from their stores; this is said once", message)
+            _LOGGER.warning("%s. Such files are read from their stores; this warning is shown once", message)
 
 
 def _is_wanted(entry: Entry) -> bool:
@@ -316,25 +316,25 @@ T = TypeVar("T")
 
 @public
 class FileStoreCachePool(CachePool):
-    """Copies files that will be needed onto a local disk, ahead of their use: for stores that are slow.
+    """Copies files to a local disk before they are needed: for slow stores.
 
-    Each file is read from its store once, however many lazy values mean it, and its copy is deleted when the last of
-    them was read or is gone. A value that is asked for before its file was copied is read from the store. While the
-    cache is full, files wait for space. Pass it to a loader: `get_savable_loader(dataset, cache_pool=…)`.
+    Each file is read from its store once, even if several lazy values refer to it. Its copy is deleted after the last
+    of them was read or discarded. A value that is requested before its file was copied is read from the store. While
+    the cache is full, files wait for space. Pass the pool to a loader: `get_savable_loader(dataset, cache_pool=…)`.
 
-    The pool is of the process that made it. In worker processes its lazy values only name their files, which begin to
-    be copied when the values arrive in that process, where packing and batching happen.
+    The pool belongs to the process that created it. In worker processes its lazy values only name their files; copying
+    starts when the values arrive in the main process, where packing and batching happen.
 
     Args:
-        parent_cache_dir: A folder on a fast disk, for a folder of the pool's own, which is deleted by `close` or at the
-            end of the program; default: the system's folder for temporary files.
-        num_workers: Threads that copy.
-        max_cache_size_gbytes: Most GiB of copies.
-        max_cache_count: Most copies.
-        method: "raw" copies what stores have and decodes it when it is read; "pickle" copies decoded values.
+        parent_cache_dir: A folder on a fast disk, in which the pool creates its own folder, deleted by `close` or at
+            the end of the program; default: the system's folder for temporary files.
+        num_workers: Number of copying threads.
+        max_cache_size_gbytes: Maximum total size of the copies, in GiB.
+        max_cache_count: Maximum number of copies.
+        method: "raw" copies the stored bytes and decodes them on reading; "pickle" copies decoded values.
 
     Raises:
-        ConfigError: A number is not positive, or there is no such method.
+        ConfigError: A number is not positive, or the method is unknown.
     """
 
     def __init__(
@@ -373,25 +373,25 @@ class FileStoreCachePool(CachePool):
 
     @property
     def current_cache_size(self) -> int:
-        """Bytes of the copies that are there."""
+        """Total size of the copies in bytes."""
         return 0 if self._own is None else self._own.used()[0]
 
     @property
     def current_cache_count(self) -> int:
-        """Number of the copies that are there."""
+        """Number of copies."""
         return 0 if self._own is None else self._own.used()[1]
 
     @property
     def _own(self) -> DiskCache | None:
-        """The cache, in the process that made it."""
+        """The cache, in the process that created it."""
         return self._cache if self._process == os.getpid() else None
 
     def get(self, ds: FileStore[T], fname: str, sample: Any = None) -> T:
-        """The value of a key, now, from its store."""
+        """The value of a key, read from its store now."""
         return ds.get(fname, sample)
 
     def get_lazy(self, ds: FileStore[T], fname: str) -> FileCacheLazy[T]:
-        """The value of a key, later. Its file begins to be copied.
+        """The value of a key, read later. Copying of its file starts now.
 
         Raises:
             ValueError: The pool was closed.
@@ -399,19 +399,19 @@ class FileStoreCachePool(CachePool):
         return FileCacheLazy(ds, fname, self)
 
     def to_cache(self, data: T, name: str) -> Lazy[T]:
-        """Put a value away into a file, from which the first `get` brings it back; into memory while there is no space.
+        """Move a value to a file, from which the first `get` reads it; it stays in memory while there is no space.
 
         Args:
             data: The value; pickled.
-            name: What to call it in messages.
+            name: Its name in messages.
         """
         if self._own is None:
-            return _Arriving(data, name, self)
+            return _WorkerLazy(data, name, self)
         entry = self._own.put(data, name)
-        return HeldLazy(data, name, self) if entry is None else _PutAway(entry, name, self)
+        return HeldLazy(data, name, self) if entry is None else _FileLazy(entry, name, self)
 
     def close(self) -> None:
-        """Stop copying and delete all copies. Lazy values that are still there read from their stores."""
+        """Stop copying and delete all copies. Remaining lazy values read from their stores."""
         if self._own is not None:
             self._end()
 
@@ -430,7 +430,7 @@ _POOLS: weakref.WeakValueDictionary[str, FileStoreCachePool] = weakref.WeakValue
 
 
 def _pool(name: str, process: int, cache_dir: Path, method: Literal["raw", "pickle"]) -> FileStoreCachePool:
-    """The pool itself, where it was made; elsewhere one that stands for it."""
+    """The pool itself in its own process; a placeholder in other processes."""
     pool = _POOLS.get(name)
     if pool is None:
         pool = FileStoreCachePool.__new__(FileStoreCachePool)
@@ -442,7 +442,7 @@ def _pool(name: str, process: int, cache_dir: Path, method: Literal["raw", "pick
 
 
 class _Reader:
-    """One reader of a file, who ends by reading or by being gone."""
+    """One reader of a file; ends by reading or by being collected."""
 
     __slots__ = ("__weakref__", "_entry", "_leave", "_pool")
 
@@ -454,20 +454,20 @@ class _Reader:
         self._leave.atexit = False
 
     def take(self) -> tuple[Any, Any] | None:
-        """The value and its source; None: another thread took it, or this is not the process of the pool."""
+        """The value and its source; None if another thread took it, or this is another process."""
         cache = self._pool._own
         return None if cache is None or self._leave.detach() is None else cache.take(self._entry)
 
     @property
     def path(self) -> Path | None:
-        """Of the copy; None: it is gone, or was never made."""
+        """Path of the copy; None if it is deleted, or was never made."""
         return self._entry.path if self._leave.alive else None
 
 
 class FileCacheLazy(DirectLazy[T]):
-    """A value whose file is on its way onto the local disk. The first `get` brings it, and it is kept from then on.
+    """A value whose file is being copied to the local disk. The first `get` reads it, and keeps it in memory.
 
-    It comes from the disk if its file was copied, else from its store.
+    It is read from the disk if its file was copied, else from its store.
     """
 
     def __init__(
@@ -488,7 +488,7 @@ class FileCacheLazy(DirectLazy[T]):
         return FileCacheLazy, (self.ds, self.fname, self.pool, self._read)
 
 
-class _PutAway(Lazy[T]):
+class _FileLazy(Lazy[T]):
     """A value in a file."""
 
     def __init__(self, entry: Entry, name: str, pool: FileStoreCachePool) -> None:
@@ -498,27 +498,27 @@ class _PutAway(Lazy[T]):
 
     @property
     def cache_path(self) -> Path | None:
-        """The file, until it is read."""
+        """Path of the file, until it is read."""
         return self._reader.path
 
     def get(self, sample: Any = None) -> T:
         if not self._value:
             taken = self._reader.take()
             if taken is None:
-                raise ValueError(f"{self.fname}: the value is in a file of another process, or was just taken")
+                raise ValueError(f"{self.fname}: the value is in a file of another process, or was already taken")
             self._value = [taken[0]]
         return self._value[0]
 
     def __reduce__(self) -> Any:
-        return _put_away, (self.pool, self.get(), self.fname)
+        return _to_pool, (self.pool, self.get(), self.fname)
 
 
-class _Arriving(HeldLazy[T]):
-    """A value in a worker process, put away where it arrives."""
+class _WorkerLazy(HeldLazy[T]):
+    """A value in a worker process; it is written to a file when it arrives in the process of the pool."""
 
     def __reduce__(self) -> Any:
-        return _put_away, (self.pool, self.get(), self.fname)
+        return _to_pool, (self.pool, self.get(), self.fname)
 
 
-def _put_away(pool: CachePool, value: T, name: str) -> Lazy[T]:
+def _to_pool(pool: CachePool, value: T, name: str) -> Lazy[T]:
     return pool.to_cache(value, name)

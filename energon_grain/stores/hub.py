@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets of the Hugging Face Hub, as a store: lists and ranges of the files of one commit.
+"""Datasets of the Hugging Face Hub as a store: lists and ranges of the files of one commit.
 
-A revision (a branch, mostly) is asked for its commit once a process; from then on that commit is read, of which nothing
-changes. So lists are kept on disk for good, with the size and the hash of each file, and no file is asked for these.
+A revision (usually a branch) is resolved to its commit once per process. That commit is immutable. Lists are therefore
+cached on disk permanently, with the size and hash of each file, and need no request per file.
 
-The Hub itself sends what git holds, and for the rest leads to a content network, by a URL with a signature that holds
-for an hour or so. That URL is kept, and ranges are asked for there alone: the Hub bounds how many files one may ask it
-for (some thousands in five minutes), which a request for each range would soon be. When the network refuses, the Hub is
-asked for another one. The token goes to the Hub's own host and nowhere else.
+The Hub itself serves files stored in git. For the others it redirects to a content network, by a signed URL that is
+valid for about an hour. That URL is cached, and ranges are requested only there: the Hub limits the rate of file
+requests (some thousands in five minutes), which one request per range would soon exceed. If the network refuses the
+URL, the Hub is asked for a new one. The token is only sent to the Hub's own host.
 
-The client is urllib3: obstore and huggingface_hub ask the Hub again for every range, and neither gives the URL in
-between.
+The client is urllib3: obstore and huggingface_hub ask the Hub again for every range, and neither exposes the signed
+URL.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
 
 UNUSED_S = 30 * 24 * 3600.0
-"""How long what is kept of a commit stays when nobody opens it."""
+"""Time after which cached data of an unused commit are removed."""
 _HOPS = 5
 _PAGES = 10_000
 _PAGE_BYTES = 64 << 20
 _WHOLE_BYTES = 16 << 20
-"""Files up to this size may come whole where a part was asked for."""
+"""Maximum size of files that may be returned whole for a range request."""
 _LONGEST_WAIT_S = 600.0
-"""The Hub counts requests in windows of five minutes."""
+"""The Hub's rate limits have windows of five minutes."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NEXT = re.compile(r'<([^>]*)>[^,]*;\s*rel="?next"?')
 _RATE = re.compile(r"\bt=(\d+)")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _TOO_LARGE = re.compile("header line|more than [0-9]+ headers")
-"""What `http.client` says of headers that it does not read."""
+"""Messages of `http.client` about headers that are too large."""
 _NO_NAME = re.compile("[\0\ud800-\udfff]")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _EXPIRED = (400, 401, 403, 404, 410)
-"""What content networks answer when a signature holds no more."""
+"""Status codes of content networks for an expired signature."""
 _NO_TIME = datetime.fromtimestamp(0, UTC)
-"""When files were written: lists do not tell."""
+"""Modification time of files: lists do not have it."""
 _Read = TypeVar("_Read")
 
 
@@ -85,19 +85,19 @@ class _Revision(msgspec.Struct):
 
 
 _LISTED_FORM, _REVISION_FORM, _COMMIT_FORM = Form(list[_Listed]), Form(_Revision), Form(str)
-_KEPT_LIST_FORM = Form(dict[str, tuple[int, str]])
+_CACHED_LIST_FORM = Form(dict[str, tuple[int, str]])
 
 
-class _Answers(Protocol):
+class _Send(Protocol):
     def __call__(self, url: str, headers: dict[str, str]) -> BaseHTTPResponse: ...
 
 
 class HubStore:
-    """Files of one commit of a dataset, called as obstore's stores are. Thread-safe; every method raises ObjectError.
+    """Files of one commit of a dataset, with the interface of obstore's stores. Thread-safe; raises ObjectError.
 
     Args:
-        address: Of the dataset; its bucket is `OWNER/NAME@REVISION`.
-        folder: Where commits and lists are kept.
+        address: Address of the dataset; its bucket is `OWNER/NAME@REVISION`.
+        folder: Cache folder for commits and lists.
     """
 
     def __init__(self, address: Address, folder: Path, timeout_s: float) -> None:
@@ -106,7 +106,7 @@ class HubStore:
         self._folder = folder
         self.commit = self._commit(revision)
         self._files: dict[str, tuple[int, str]] = {}
-        self._known: dict[str, bool] = {}  # folders that were listed, and whether with all below
+        self._known: dict[str, bool] = {}  # listed folders, and whether recursively
         self._listing = threading.Lock()
         self._locations: dict[str, str] = {}
         self._locating = [threading.Lock() for _ in range(64)]
@@ -123,7 +123,7 @@ class HubStore:
         return _meta(key, size_bytes, tag)
 
     def list(self, prefix: str | None) -> Iterable[list[dict[str, Any]]]:
-        """All files in a folder and below it."""
+        """All files in a folder and its subfolders."""
         folder = prefix or ""
         with self._listing:
             if not self._known.get(folder):
@@ -131,8 +131,8 @@ class HubStore:
             inside = f"{folder}/" if folder else ""
             return [[_meta(path, *of) for path, of in self._files.items() if path.startswith(inside)]]
 
-    def get(self, key: str, *, options: dict[str, Any] | None = None) -> _Answer:
-        """A file, or a range of it. Raises FileNotFoundError, and NotModifiedError of obstore."""
+    def get(self, key: str, *, options: dict[str, Any] | None = None) -> _Response:
+        """A file, or a range of it. Raises FileNotFoundError, and obstore's NotModifiedError."""
         from obstore.exceptions import NotModifiedError
 
         meta, options = self.head(key), options or {}
@@ -145,28 +145,28 @@ class HubStore:
         else:
             start, stop = max(0, wanted.get("offset", size_bytes - wanted.get("suffix", 0))), size_bytes
         if start > stop or stop > size_bytes or (start == size_bytes and "range" in options):
-            raise ObjectError(f"it has {size_bytes} bytes", passing=False, out_of_range=True)
+            raise ObjectError(f"it has {size_bytes} bytes", temporary=False, out_of_range=True)
         if not size_bytes:
-            return _Answer(meta, (0, 0), None, "", 0)
+            return _Response(meta, (0, 0), None, "", 0)
         response, host = self._open(key, size_bytes, meta["e_tag"], {"Range": f"bytes={start}-{stop - 1}"})
         try:
-            return _Answer(meta, (start, stop), response, host, _skipped(response, host, start, stop, size_bytes))
+            return _Response(meta, (start, stop), response, host, _skipped(response, host, start, stop, size_bytes))
         except ObjectError:
             response.close()
             raise
 
     def put(self, key: str, data: bytes, **_: Any) -> Any:
         raise ObjectError(
-            "the Hub is only read", passing=False, way_out="write to a folder, and upload it by `hf upload`"
+            "the Hub is read-only", temporary=False, advice="write to a folder, and upload it with `hf upload`"
         )
 
     delete: Any = put
 
     def _open(self, key: str, size_bytes: int, tag: str, headers: dict[str, str]) -> tuple[BaseHTTPResponse, str]:
-        """The answer for a range, and the host that gives it: the Hub, or where that leads."""
+        """The response for a range, and the host that sends it: the Hub, or the content network."""
         where = ""
         for _ in range(2):
-            with self._locating[hash(key) % len(self._locating)]:  # of many who want a file one asks for its place
+            with self._locating[hash(key) % len(self._locating)]:  # one thread per file resolves its location
                 location = self._locations.get(key)
                 if location is None:
                     url = f"{self._hub.endpoint}/datasets/{self._repo}/resolve/{self.commit}/{quote(key)}"
@@ -180,24 +180,24 @@ class HubStore:
             host = urlsplit(location).hostname or ""
             if answer.status in (200, 206):
                 return answer, host
-            where = f"{host}, where the Hub leads to, answers HTTP {answer.status}"
+            where = f"{host}, to which the Hub redirects, responded with HTTP {answer.status}"
             answer.close()
             if answer.status not in _EXPIRED:
-                passing = answer.status >= 500 or answer.status in BUSY
-                raise ObjectError(where, passing=passing, wait_s=_wait_s(answer, host) if passing else 0.0)
+                temporary = answer.status >= 500 or answer.status in BUSY
+                raise ObjectError(where, temporary=temporary, wait_s=_wait_s(answer, host) if temporary else 0.0)
             if self._locations.get(key) == location:
                 self._locations.pop(key, None)
-        raise ObjectError(f"{where}, also with a new signature", passing=True)
+        raise ObjectError(f"{where}, even with a new signature", temporary=True)
 
     def _commit(self, revision: str) -> str:
-        """The commit that a revision stands for now; of what was last known where HF_HUB_OFFLINE is set."""
+        """Resolve a revision to its current commit; to the last known one if HF_HUB_OFFLINE is set."""
         if _COMMIT.fullmatch(revision):
             return revision
-        kept = self._kept("revision", revision)
+        kept = self._cache_path("revision", revision)
         if _is_offline():
-            commit = _kept_json(kept, _COMMIT_FORM)
+            commit = _cached_json(kept, _COMMIT_FORM)
             if commit is None:
-                raise _offline(f"it is not known which commit {revision!r} of {self._repo} is")
+                raise _offline(f"the commit of {self._repo}@{revision} is not cached")
             return commit
         url = f"{self._hub.endpoint}/api/datasets/{self._repo}/revision/{quote(revision, safe='')}"
         try:
@@ -205,8 +205,8 @@ class HubStore:
         except FileNotFoundError:
             raise self._hub.no_repository() from None
         if not _COMMIT.fullmatch(commit):
-            raise ObjectError(f"{self._hub.host} names no commit but {shortened(commit)!r}", passing=False)
-        _keep(kept, commit)
+            raise ObjectError(f"{self._hub.host} returned {shortened(commit)!r} instead of a commit", temporary=False)
+        _cache_json(kept, commit)
         return commit
 
     def _is_known(self, folder: str) -> bool:
@@ -215,23 +215,24 @@ class HubStore:
         )
 
     def _list(self, folder: str, *, below: bool) -> None:
-        """Learn the files of a folder. One that is not there has none."""
-        kept = self._kept(self.commit, folder, below)
-        found = _kept_json(kept, _KEPT_LIST_FORM)
+        """Load the list of files of a folder. A missing folder has none."""
+        kept = self._cache_path(self.commit, folder, below)
+        found = _cached_json(kept, _CACHED_LIST_FORM)
         if found is None:
             if _is_offline():
-                raise _offline(f"the files of {self._repo}/{folder} at {self.commit[:8]} are not known")
+                raise _offline(f"the list of files of {self._repo}/{folder} at {self.commit[:8]} is not cached")
             found = dict(self._asked(folder, below))
-            _keep(kept, found)
+            _cache_json(kept, found)
         self._files |= found
         self._known[folder] = below
 
     def _check_linked(self, answer: BaseHTTPResponse, listed: dict[str, str]) -> None:
         for name, expected in listed.items():
-            told = answer.headers.get(name, expected).removeprefix("W/").strip('"')
-            if told != expected:
+            reported = answer.headers.get(name, expected).removeprefix("W/").strip('"')
+            if reported != expected:
                 raise ObjectError(
-                    f"{self._hub.host} lists it as {expected}, and leads to {shortened(told)} ({name})", passing=False
+                    f"{self._hub.host} lists {expected}, but redirects to {shortened(reported)} ({name})",
+                    temporary=False,
                 )
 
     def _asked(self, folder: str, below: bool) -> Generator[tuple[str, tuple[int, str]]]:
@@ -249,15 +250,15 @@ class HubStore:
                 if each.type == "file":
                     yield each.path, self._version(each)
             if url is not None and (url in seen or len(seen) == _PAGES):
-                raise ObjectError(f"the list of {self._hub.host} has no end", passing=False)
+                raise ObjectError(f"the list of {self._hub.host} does not end", temporary=False)
 
     def _check_path(self, path: str, folder: str) -> None:
         inside, steps = f"{folder}/" if folder else "", set(path.split("/"))
         if not path.startswith(inside) or {"", ".", ".."} & steps or _NO_NAME.search(path):
             raise ObjectError(
-                f"{self._hub.host} lists {shortened(path)!r}, which does not lie in {folder or 'there'}; "
-                "nothing of that list is used",
-                passing=False,
+                f"{self._hub.host} lists {shortened(path)!r}, which is not in {folder or 'the dataset'}; "
+                "the list is rejected",
+                temporary=False,
             )
 
     def _version(self, listed: _Listed) -> tuple[int, str]:
@@ -267,59 +268,59 @@ class HubStore:
             raise ObjectError(
                 f"{self._hub.host} lists {shortened(listed.path)!r} with {size_bytes} bytes and the hash "
                 f"{shortened(tag)!r}",
-                passing=False,
+                temporary=False,
             )
         return size_bytes, tag
 
-    def _kept(self, *what: object) -> Path:
+    def _cache_path(self, *what: object) -> Path:
         name = repr((self._hub.endpoint, self._repo, *what)).encode("utf-8", "surrogateescape")
         return self._folder / f"{hashlib.blake2b(name, digest_size=16).hexdigest()}.json"
 
 
 def _meta(path: str, size_bytes: int, tag: str) -> dict[str, Any]:
-    """As obstore's `ObjectMeta`."""
+    """Like obstore's `ObjectMeta`."""
     return {"path": path, "size": size_bytes, "e_tag": tag, "last_modified": _NO_TIME}
 
 
 def _skipped(response: BaseHTTPResponse, host: str, start: int, stop: int, size_bytes: int) -> int:
-    """How many bytes of an answer come before those that were asked for. Raises where it is of something else."""
+    """Number of bytes before the requested range in a response. Raises ObjectError if it is of something else."""
     if response.headers.get("Content-Encoding", "identity") != "identity":
-        raise ObjectError(f"{host} sends it compressed, though that was not asked for", passing=False)
+        raise ObjectError(f"{host} sent a compressed response, which was not requested", temporary=False)
     if response.status == 206:
-        told = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        if told is None or (int(told[1]), int(told[2]) + 1) != (start, stop):
+        reported = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        if reported is None or (int(reported[1]), int(reported[2]) + 1) != (start, stop):
             shown = shortened(response.headers.get("Content-Range", "nothing"))
-            raise ObjectError(f"{host} sends {shown} for bytes {start} to {stop}", passing=True)
+            raise ObjectError(f"{host} sent {shown} for bytes {start} to {stop}", temporary=True)
         length = response.headers.get("Content-Length", str(stop - start))
         if length != str(stop - start):
-            raise ObjectError(f"{host} sends {shortened(length)} bytes for bytes {start} to {stop}", passing=True)
-        whole = told[3]
+            raise ObjectError(f"{host} sent {shortened(length)} bytes for bytes {start} to {stop}", temporary=True)
+        whole = reported[3]
     else:
         whole = response.headers.get("Content-Length", "*")
     if whole not in ("*", str(size_bytes)):
-        said = f"the list says that it has {size_bytes} bytes, and {host} that it has {whole}"
-        raise ObjectError(said, passing=False)
+        message = f"the list has a size of {size_bytes} bytes, but {host} reports {whole}"
+        raise ObjectError(message, temporary=False)
     if response.status == 206 or (start, stop) == (0, size_bytes):
         return 0
     if size_bytes > _WHOLE_BYTES:
         raise ObjectError(
-            f"{host} sends only whole files",
-            passing=False,
-            way_out="let HF_ENDPOINT lead to a server that sends parts of them",
+            f"{host} does not support range requests",
+            temporary=False,
+            advice="set HF_ENDPOINT to a server that supports them",
         )
     return start
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """As obstore's `GetResult`.
+class _Response:
+    """Like obstore's `GetResult`.
 
     Attributes:
-        meta: Of the file.
+        meta: Metadata of the file.
         range: First byte, and one past the last.
-        response: Brings them; None: there are none.
-        host: That sends it.
-        skip: Bytes that come before.
+        response: The open response; None for an empty file.
+        host: The host that sends it.
+        skip: Number of bytes before the range in the response.
     """
 
     meta: dict[str, Any]
@@ -328,8 +329,13 @@ class _Answer:
     host: str
     skip: int
 
+    def close(self) -> None:
+        """Close the connection, unless the whole response was read: then it is free for the next request."""
+        if self.response is not None:
+            self.response.close()
+
     def stream(self, min_chunk_size: int) -> Generator[bytes]:
-        """The bytes as they come; no more than were asked for."""
+        """The bytes of the range as they arrive; no further ones."""
         if self.response is None:
             return
         left, skip, whole = self.range[1] - self.range[0], self.skip, False
@@ -342,15 +348,15 @@ class _Answer:
                     if part:
                         yield part
                     elif not left:
-                        return  # more comes than was asked for
+                        return  # the response goes on after the range
                 whole = True
         finally:
             if not whole:
-                self.response.close()  # else the connection is used again
+                self.response.close()  # else the connection would be reused with unread data
 
 
 class _Hub:
-    """One dataset's requests to the Hub."""
+    """Requests to the Hub for one dataset."""
 
     def __init__(self, endpoint: str, repo: str, anonymous: bool, timeout_s: float) -> None:
         with needed_for(f"reading hf://datasets/{repo}"):
@@ -363,49 +369,50 @@ class _Hub:
         self._quiet_until = 0.0
 
     def json(self, url: str, form: Form[_Read]) -> tuple[_Read, str | None]:
-        """What the Hub says at a URL, and where it goes on. Raises FileNotFoundError."""
+        """The Hub's response at a URL, and the URL of the next page. Raises FileNotFoundError."""
         answer, location = self.ask(url, {})
         if location is not None:
             answer.close()
-            raise ObjectError(f"{self.host} leads away, to {urlsplit(location).hostname}", passing=False)
+            raise ObjectError(f"{self.host} redirects to another host, {urlsplit(location).hostname}", temporary=False)
         with _failures(self.host):
             try:
                 data = answer.read(_PAGE_BYTES, decode_content=True)
             finally:
                 if answer.length_remaining:
-                    answer.close()  # else the rest of it would come as the next answer
+                    answer.close()  # else the unread rest would be read as the next response
                 answer.release_conn()
         try:
             found = form.from_json(data)
         except msgspec.MsgspecError as error:
             sort = shortened(answer.headers.get("Content-Type", "no type"))
             raise ObjectError(
-                f"{self.host} does not answer as the Hub does ({sort}: {shortened(str(error))})",
-                passing=False,
-                way_out="check HF_ENDPOINT",
+                f"{self.host} does not respond like the Hub ({sort}: {shortened(str(error))})",
+                temporary=False,
+                advice="check HF_ENDPOINT",
             ) from None
         following = _NEXT.search(answer.headers.get("Link", ""))
-        further = None if following is None else _led(url, following[1])
+        further = None if following is None else _redirect_target(url, following[1])
         if further is not None and _origin(further) != _origin(self.endpoint):
-            raise ObjectError(f"the list of {self.host} goes on at {urlsplit(further).hostname}", passing=False)
+            raise ObjectError(f"the list of {self.host} continues at {urlsplit(further).hostname}", temporary=False)
         return found, further
 
     def ask(self, url: str, headers: dict[str, str]) -> tuple[BaseHTTPResponse, str | None]:
-        """What the Hub answers, or its redirect and where that leads, off the Hub. Raises FileNotFoundError."""
+        """The Hub's response, or its redirect and the location outside the Hub. Raises FileNotFoundError."""
         if _is_offline():
-            raise _offline("what was asked for is not kept on this machine")
+            raise _offline("the requested data are not cached")
         left_s = self._quiet_until - time.monotonic()
         if left_s > 0:
-            raise ObjectError(f"{self.host} wants no request yet", passing=True, wait_s=left_s)
+            raise ObjectError(f"{self.host} refuses requests for now", temporary=True, wait_s=left_s)
         answer, location = self.follow(url, headers, self._send)
         if location is None and answer.status not in (200, 206):
-            error = self._refused(answer)
-            answer.close()
-            raise error
+            try:
+                raise self._refused(answer)
+            finally:
+                answer.close()
         return answer, location
 
-    def follow(self, url: str, headers: dict[str, str], send: _Answers) -> tuple[BaseHTTPResponse, str | None]:
-        """Follow redirects; those of the Hub to its own host alone, as the token goes nowhere else."""
+    def follow(self, url: str, headers: dict[str, str], send: _Send) -> tuple[BaseHTTPResponse, str | None]:
+        """Follow redirects; those of the Hub only to its own host, because the token is sent nowhere else."""
         begin = url
         for _ in range(_HOPS):
             answer = send(url, headers)
@@ -413,15 +420,15 @@ class _Hub:
                 return answer, None
             answer.drain_conn()
             answer.release_conn()
-            before, url = urlsplit(url), _led(url, answer.headers.get("Location", ""))
+            before, url = urlsplit(url), _redirect_target(url, answer.headers.get("Location", ""))
             after = urlsplit(url)
             if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
                 raise ObjectError(
-                    f"{before.hostname} leads to a URL of {after.scheme!r}, which is not followed", passing=False
+                    f"{before.hostname} redirects to the unsupported scheme {after.scheme!r}", temporary=False
                 )
             if _origin(begin) == _origin(self.endpoint) != _origin(url):
                 return answer, url
-        raise ObjectError(f"{urlsplit(begin).hostname} leads from place to place, more than {_HOPS} times", False)
+        raise ObjectError(f"{urlsplit(begin).hostname} redirects more than {_HOPS} times", False)
 
     def _send(self, url: str, headers: dict[str, str]) -> BaseHTTPResponse:
         assert _origin(url) == _origin(self.endpoint)
@@ -429,7 +436,7 @@ class _Hub:
         return self.send_unsigned(url, headers if token is None else {**headers, "Authorization": f"Bearer {token}"})
 
     def send_unsigned(self, url: str, headers: dict[str, str]) -> BaseHTTPResponse:
-        """One request, without the token."""
+        """Send one request, without the token."""
         headers = {"User-Agent": f"energon-grain/{__version__}", "Accept-Encoding": "identity", **headers}
         with _failures(urlsplit(url).hostname or ""):
             return _connections(proxy_of(url)).request(
@@ -443,52 +450,52 @@ class _Hub:
             )
 
     def no_repository(self) -> ObjectError:
-        """There is no such dataset, or nobody may know."""
+        """The error for a dataset that does not exist or is private."""
         return ObjectError(
             f"there is no dataset {self._repo} at {self.endpoint}, or it is private",
-            passing=False,
-            way_out=f"check its name; if it is private, {self._token_hint}",
+            temporary=False,
+            advice=f"check its name; if it is private, {self._token_hint}",
         )
 
     @property
     def _token_hint(self) -> str:
         if self._anonymous:
-            return "no token is sent, as the storage settings say `anonymous: true` of it: take that out"
+            return "no token is sent, because the storage settings set `anonymous: true` for it: remove that"
         token, where = hub_token()
         if token is not None:
-            return f"check what the token in {where} may read"
-        return "set HF_TOKEN to the token of an account that may read it, or log in by `hf auth login`"
+            return f"check the permissions of the token in {where}"
+        return "set HF_TOKEN to the token of an account with read access, or log in with `hf auth login`"
 
     def _refused(self, answer: BaseHTTPResponse) -> Exception:
-        code, said = answer.headers.get("X-Error-Code", ""), answer.headers.get("X-Error-Message", "")
+        code, message = answer.headers.get("X-Error-Code", ""), answer.headers.get("X-Error-Message", "")
         token = hub_token()[0]
         if token:
-            said = said.replace(token, "…")
-        said = f"{shortened(said)} (HTTP {answer.status})".strip()
+            message = message.replace(token, "…")
+        message = f"{shortened(message)} (HTTP {answer.status})".strip()
         if answer.status in BUSY:
             wait_s = _wait_s(answer, self.host)
             self._quiet_until = time.monotonic() + wait_s
-            asked = f"too many requests for {self.host}: {said}"
-            return ObjectError(asked, passing=True, wait_s=wait_s)
+            asked = f"too many requests to {self.host}: {message}"
+            return ObjectError(asked, temporary=True, wait_s=wait_s)
         if code == "EntryNotFound" or (answer.status == 404 and not code):
             return FileNotFoundError(self._repo)
         if code == "RevisionNotFound":
-            return ObjectError(f"{self._repo} has no such revision: {said}", False, way_out="check what follows the @")
+            return ObjectError(f"{self._repo} has no such revision: {message}", False, advice="check the name after @")
         if code == "GatedRepo":
             return ObjectError(
                 f"access denied: {self._repo} is gated",
-                passing=False,
-                way_out=f"ask for access at {self.endpoint}/datasets/{self._repo}, and {self._token_hint}",
+                temporary=False,
+                advice=f"request access at {self.endpoint}/datasets/{self._repo}, and {self._token_hint}",
             )
         if code == "RepoNotFound":
             return self.no_repository()
         if answer.status in (401, 403):
-            return ObjectError(f"access denied: {said}", passing=False, way_out=self._token_hint)
-        return ObjectError(said, passing=answer.status >= 500)
+            return ObjectError(f"access denied: {message}", temporary=False, advice=self._token_hint)
+        return ObjectError(message, temporary=answer.status >= 500)
 
 
 def hub_token() -> tuple[str | None, str]:
-    """The token to send, found as huggingface_hub finds it, and where it stands. It is read anew each time."""
+    """The token to send, and its source; found like in huggingface_hub, and read again each time."""
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if token := os.environ.get(variable, "").strip():
             return token, variable
@@ -506,7 +513,7 @@ def _is_offline() -> bool:
 
 
 def _offline(what: str) -> ObjectError:
-    return ObjectError(f"HF_HUB_OFFLINE is set, and {what}", passing=False, way_out="unset it, to ask the Hub")
+    return ObjectError(f"HF_HUB_OFFLINE is set, but {what}", temporary=False, advice="unset it to query the Hub")
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -514,34 +521,34 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
-def _led(url: str, place: str) -> str:
-    """Where an answer leads. Raises ObjectError where that is nowhere."""
+def _redirect_target(url: str, place: str) -> str:
+    """The target of a redirect or link. Raises ObjectError if it is not a URL."""
     try:
         led = urljoin(url, place)
         _origin(led)
     except ValueError:
-        raise ObjectError(f"{urlsplit(url).hostname} leads to {shortened(place)!r}, which is no URL", False) from None
+        raise ObjectError(f"{urlsplit(url).hostname} redirects to {shortened(place)!r}, not a URL", False) from None
     return led
 
 
 def _wait_s(answer: BaseHTTPResponse, host: str) -> float:
-    """How long a server wants to be left alone. Raises ObjectError where nobody waits that long."""
-    told, wait_s = answer.headers.get("Retry-After", ""), 0.0
+    """Delay that the server requests. Raises ObjectError if it is too long."""
+    reported, wait_s = answer.headers.get("Retry-After", ""), 0.0
     rate = _RATE.search(answer.headers.get("RateLimit", ""))
-    if told.isdecimal():
-        wait_s = float(told)
-    elif told:
+    if reported.isdecimal():
+        wait_s = float(reported)
+    elif reported:
         with suppress(ValueError):
-            wait_s = max(0.0, parsedate_to_datetime(told).timestamp() - time.time())
+            wait_s = max(0.0, parsedate_to_datetime(reported).timestamp() - time.time())
     elif rate is not None:
         wait_s = float(rate[1])
     if wait_s > _LONGEST_WAIT_S:
-        raise ObjectError(f"{host} asks to wait {wait_s:.0f} s", passing=False)
+        raise ObjectError(f"{host} requests a delay of {wait_s:.0f} s", temporary=False)
     return wait_s
 
 
 class _failures:  # noqa: N801 (a context manager)
-    """Failures of urllib3 become ObjectErrors. What they say may hold signed URLs, and is not repeated."""
+    """Converts urllib3's errors to ObjectErrors. Their texts are dropped, because they may hold signed URLs."""
 
     __slots__ = ("_host",)
 
@@ -558,23 +565,23 @@ class _failures:  # noqa: N801 (a context manager)
             return
         unreachable = False
         if isinstance(error, exceptions.NameResolutionError):
-            told, unreachable = f"cannot connect to {self._host}: its name is not known", True
+            reported, unreachable = f"cannot connect to {self._host}: unknown host name", True
         elif isinstance(error, exceptions.NewConnectionError | exceptions.ConnectTimeoutError):
-            told, unreachable = f"cannot connect to {self._host}: nothing answers there", True
+            reported, unreachable = f"cannot connect to {self._host}: no response", True
         elif isinstance(error, exceptions.ReadTimeoutError):
-            told = f"no answer from {self._host} in time"
+            reported = f"{self._host} did not respond in time"
         elif isinstance(error, exceptions.SSLError):
-            raise ObjectError(f"no secure connection to {self._host}: its certificate is refused", False) from None
+            raise ObjectError(f"no secure connection to {self._host}: certificate rejected", False) from None
         elif any(isinstance(cause, HTTPException) and _TOO_LARGE.search(str(cause)) for cause in error.args):
-            raise ObjectError(f"the headers that {self._host} sends are too large", False) from None
+            raise ObjectError(f"the response headers of {self._host} are too large", False) from None
         else:
-            told = f"the connection to {self._host} broke off ({type(error).__name__})"
-        raise ObjectError(told, passing=True, unreachable=unreachable) from None
+            reported = f"the connection to {self._host} was lost ({type(error).__name__})"
+        raise ObjectError(reported, temporary=True, unreachable=unreachable) from None
 
 
 @functools.cache
 def _connections(proxy: str | None) -> Any:
-    """Connections of this process, which are kept."""
+    """The connection pools of this process."""
     import urllib3
     from urllib3.util import parse_url
 
@@ -585,8 +592,8 @@ def _connections(proxy: str | None) -> Any:
     return urllib3.ProxyManager(proxy, maxsize=64, proxy_headers=headers)
 
 
-def _kept_json(path: Path, form: Form[_Read]) -> _Read | None:
-    """What was kept; None: nothing, or it is damaged."""
+def _cached_json(path: Path, form: Form[_Read]) -> _Read | None:
+    """A cached value; None if it is missing or damaged."""
     try:
         found = form.from_json(path.read_bytes())
         os.utime(path)
@@ -595,8 +602,8 @@ def _kept_json(path: Path, form: Form[_Read]) -> _Read | None:
         return None
 
 
-def _keep(path: Path, value: object) -> None:
-    with suppress(OSError):  # a folder that cannot be written, or a full disk: it is asked for again
+def _cache_json(path: Path, value: object) -> None:
+    with suppress(OSError):  # read-only folder or full disk: the value is requested again next time
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_unused(path.parent, UNUSED_S)
         atomic_write_bytes(path, msgspec.json.encode(value))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetching the bytes of coming samples from object stores, in requests of megabytes, many at a time.
+"""Prefetch the bytes of upcoming samples from object stores, in parallel requests of megabytes.
 
-A chunk of samples takes small pieces from dozens of places. Positions are known long before, though: those of some
-hundred megabytes together take long runs of bytes, and these are fetched while the ones before are read.
+A chunk of samples needs small pieces from dozens of places. But positions are known long in advance: together, those of
+some hundred megabytes form long runs of bytes. These are fetched while earlier ones are read.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from energon_grain.stream.observer import Outlet
 
 Int64Array = npt.NDArray[np.int64]
 _Range = tuple[RemoteFiles, str, int, int]  # path, first byte, one past the last
-_LOOK_SECONDS = 0.2
-_STRETCH = 1.5
-"""A step may be this much larger with what lies between samples."""
+_POLL_SECONDS = 0.2
+_MAX_GAP_FACTOR = 1.5
+"""Maximum factor by which gaps between samples may enlarge a step."""
 _FEW_DRAWS = 16
 _UNCUT_DRAWS = 256
 
 
 class LookAhead:
-    """Fetches the bytes of coming draws, in the order of need: into the block cache, or into memory if there is none.
+    """Prefetches the bytes of upcoming draws, in the order of need: into the block cache, or into memory without one.
 
-    A failure is not reported: reading the bytes will meet it again.
+    Errors are not reported: reading the bytes will raise them again.
 
     Attributes:
-        step_bytes: How much to fetch at a time: what is being read and what is being fetched are two such steps.
-        outlet: Where the time that threads waited for it is reported.
+        step_bytes: Bytes per step; at any time one step is read and one is prefetched.
+        outlet: Receives the time that threads waited for prefetched bytes.
     """
 
     def __init__(self, sources: Sequence[Source], *, in_process: bool, outlet: Outlet) -> None:
@@ -49,7 +49,7 @@ class LookAhead:
         for leaf, source in enumerate(sources):
             if not isinstance(source, RemoteSource):
                 continue
-            kept = [files.ahead_bytes for files in source.remote_files if in_process or files.keeps_on_disk]
+            kept = [files.ahead_bytes for files in source.remote_files if in_process or files.caches_on_disk]
             if kept:
                 self._sources[leaf] = source
                 limits += kept
@@ -58,21 +58,21 @@ class LookAhead:
         if self.step_bytes == 0:
             self._sources = {}
         self._threads: ThreadPoolExecutor | None = None
-        self._in_vain = False
-        self._over = Cancellation()
+        self._not_cached = False
+        self._cancellation = Cancellation()
         self.outlet = outlet
 
     def __bool__(self) -> bool:
-        """Whether there is anything to fetch."""
-        return bool(self._sources) and not self._in_vain
+        """Whether there is anything to prefetch."""
+        return bool(self._sources) and not self._not_cached
 
     def fetch(self, draws: Draws) -> Prefetched:
-        """Begin to fetch what draws take, or the first of them if with what lies between it would be too much."""
+        """Start to prefetch the bytes of draws, or of the first of them if all with their gaps are too much."""
         draws = draws[: _well_cut(draws)]
         ranges, (place, span) = self._ranges(draws)
         while (
             len(draws) > _FEW_DRAWS
-            and (size_bytes := sum(stop - start for *_, start, stop in ranges)) > _STRETCH * self.step_bytes
+            and (size_bytes := sum(stop - start for *_, start, stop in ranges)) > _MAX_GAP_FACTOR * self.step_bytes
         ):
             draws = draws[: max(_FEW_DRAWS, len(draws) * self.step_bytes // size_bytes)]
             ranges, (place, span) = self._ranges(draws)
@@ -82,7 +82,7 @@ class LookAhead:
         futures: list[Future[None]] = []
         for number in np.argsort(wanted, kind="stable").tolist():
             files, path, start, stop = ranges[number]
-            if not files.is_kept(path, start, stop):
+            if not files.is_prefetched(path, start, stop):
                 rank[number] = len(futures)
                 futures.append(self._submit(files, path, start, stop))
         needed = np.zeros(len(draws), np.int64)
@@ -91,14 +91,14 @@ class LookAhead:
         return Prefetched(self, futures, np.maximum.accumulate(needed))
 
     def _ranges(self, draws: Draws) -> tuple[list[_Range], tuple[Int64Array, Int64Array]]:
-        """What to fetch; and for each piece of a sample which draw takes it and in which range it lies."""
+        """The ranges to fetch; and for each piece of a sample, its draw and its range."""
         ranges: list[_Range] = []
         places_of, spans_of = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         asked = [(leaf, places, own) for leaf, places, own in draws.by_leaf() if leaf in self._sources]
         files = self._sources[asked[0][0]].remote_files if asked else ()
         for (_, places, _), extents in zip(asked, side_by_side(self._extents, asked, files), strict=True):
             for each in extents:
-                if not (self._in_process or each.files.keeps_on_disk):
+                if not (self._in_process or each.files.caches_on_disk):
                     continue
                 spans = each.spans
                 places_of.append(places[each.owner])
@@ -120,47 +120,47 @@ class LookAhead:
             )
         try:
             return self._threads.submit(self._fetch, files, path, start, stop)
-        except RuntimeError:  # closed meanwhile, or the interpreter ends
+        except RuntimeError:  # closed meanwhile, or at interpreter exit
             future: Future[None] = Future()
             future.cancel()
             return future
 
     def _fetch(self, files: RemoteFiles, path: str, start: int, stop: int) -> None:
-        if self._over.is_set() or self._in_vain:
+        if self._cancellation.is_set() or self._not_cached:
             return
-        with cancelled_by(self._over):
-            if not files.keep(path, start, stop):
-                self._in_vain = True  # what is not kept is fetched again by whoever reads it
+        with cancelled_by(self._cancellation):
+            if not files.prefetch(path, start, stop):
+                self._not_cached = True  # bytes that are not cached are fetched again by the reader
 
     def wait_for(self, future: Future[None]) -> None:
-        """Wait for a request, failed or not. Raises Cancelled if this was closed meanwhile."""
-        while not self._over.is_set() and not self._in_vain:
+        """Wait for a request, failed or not. Raises Cancelled if `close` was called meanwhile."""
+        while not self._cancellation.is_set() and not self._not_cached:
             with suppress(TimeoutError, CancelledError, EnergonGrainError, OSError):
-                future.result(_LOOK_SECONDS)
+                future.result(_POLL_SECONDS)
             if future.done():
                 return
-        if self._over.is_set():
+        if self._cancellation.is_set():
             raise Cancelled
 
     def close(self) -> None:
-        """Begin no further request, and give up those under way."""
-        self._over.set()
+        """Start no further request, and cancel those in flight."""
+        self._cancellation.set()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _well_cut(draws: Draws) -> int:
-    """Where to end a step, in its second half: where its samples form the fewest runs in relation to their number.
+    """The length of a step, at least half: where its samples form the fewest runs in relation to their number.
 
-    In a block shuffle that is where windows end; a little later there would be single samples of the next ones.
+    In a block shuffle, windows end there; a slightly longer step would include single samples of the next ones.
     """
     count = len(draws)
-    if count < _UNCUT_DRAWS or draws.items is not None:  # planned items take samples from everywhere
+    if count < _UNCUT_DRAWS or draws.items is not None:  # planned items use samples from everywhere
         return count
     samples = (draws.leaf.astype(np.int64) << 40) + draws.index
     order = np.argsort(samples, kind="stable")
     neighbours = np.flatnonzero(np.diff(samples[order]) == 1)
-    # A pair of neighbours is one run less as soon as both are in.
+    # A pair of neighbours reduces the number of runs by one as soon as both are included.
     paired = np.sort(np.maximum(order[neighbours], order[neighbours + 1]))
     lengths = np.arange(count // 2, count + 1)
     runs = lengths - np.searchsorted(paired, lengths, side="left")
@@ -168,11 +168,11 @@ def _well_cut(draws: Draws) -> int:
 
 
 class Prefetched:
-    """What is being fetched for some draws.
+    """A prefetch of the bytes of some draws.
 
     Args:
-        futures: In the order of need.
-        needed: (n,) how many of them the draws up to each one need.
+        futures: Requests in the order of need.
+        needed: (n,) the number of them that the draws up to each one need.
     """
 
     def __init__(self, ahead: LookAhead, futures: list[Future[None]], needed: Int64Array) -> None:
@@ -182,15 +182,15 @@ class Prefetched:
         self._done = 0
 
     def __len__(self) -> int:
-        """How many draws it is for."""
+        """Number of draws."""
         return len(self._needed)
 
     def until(self, stop: int) -> PrefetchedChunk:
-        """When the bytes of the first `stop` draws are there."""
+        """A handle to wait for the bytes of the first `stop` draws."""
         return PrefetchedChunk(self, int(self._needed[stop - 1]) if stop else 0)
 
     def wait(self, count: int) -> None:
-        """Wait for the first futures."""
+        """Wait for the first `count` requests."""
         if count <= self._done:
             return
         outlet = self._ahead.outlet
@@ -204,18 +204,18 @@ class Prefetched:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchedChunk:
-    """When the bytes of a chunk are there. In another process: at once.
+    """A handle to wait for the bytes of a chunk. In another process it does not wait.
 
     Attributes:
-        coming: What they are a part of; None: nothing is awaited.
-        count: How many of its requests.
+        prefetched: The prefetch; None: nothing to wait for.
+        count: Number of its requests to wait for.
     """
 
     prefetched: Prefetched | None
     count: int
 
     def wait(self) -> None:
-        """Wait until they are there, or cannot be had. Raises Cancelled if nobody wants them any more."""
+        """Wait until the bytes have arrived or failed. Raises Cancelled if they are no longer needed."""
         if self.prefetched is not None:
             self.prefetched.wait(self.count)
 

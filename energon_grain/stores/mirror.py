@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of the small files of a remote folder on this machine: what is read whole, or memory-mapped.
+"""Local copies of the small files of a remote folder: files that are read whole, or memory-mapped.
 
-A mirror lies in the cache folder, under a name that tells what it mirrors. Several processes may use it at once: files
-appear whole or not at all, and one process at a time brings it up to date. Those of the Hub, one for each commit, are
-removed when they were not opened for 30 days.
+A mirror is in the cache folder; its name identifies the remote folder. Several processes may use it at once: files are
+written atomically, and one process at a time updates it. Mirrors of the Hub, one per commit, are removed after 30 days
+without use.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _logger = logging.getLogger("energon_grain")
 _NOTES_NAME = ".mirror.json"
 _LOCK = ".mirror.lock"
 _NOTES = Form(dict[str, tuple[bytes, bytes]])
-"""Generation of each file that was copied, and BLAKE2b-128 of what it held."""
+"""Generation of each copied file, and BLAKE2b-128 of its content."""
 
 
 def mirror_of(url: str) -> Mirror:
-    """The copy of a remote folder, as this process reaches stores."""
+    """The copy of a remote folder, with the client of this process."""
     return Mirror(url, shared_client(storage_settings()))
 
 
@@ -46,18 +46,18 @@ class Mirror:
     """The copy of a remote folder.
 
     Raises:
-        ReadError: The Hub does not say of which commit it is.
+        ReadError: The Hub does not return a commit.
 
     Attributes:
-        url: As given, without its last slashes; of the Hub, with the commit.
-        folder: Where the copies lie, at the paths that they have in the folder.
+        url: As given, without trailing slashes; for the Hub, with the commit.
+        folder: Local folder of the copies, with the same relative paths.
     """
 
     def __init__(self, url: str, client: ObjectClient) -> None:
         self.url = client.pinned(located(url))
         self._client = client
         address = address_of(self.url, client.settings)
-        # What tells places apart, and not names: programs may give one name to several places.
+        # The full address, not the URL: programs may use one URL for several places.
         place = (address.kind, address.store.endpoint, address.bucket, address.key)
         name = f"{quote(name_of(address.key or address.bucket))[:100]}-{_sum(repr(place).encode()).hex()}"
         self._is_of_hub = address.kind == "hub"
@@ -68,30 +68,30 @@ class Mirror:
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
-        """Be the only one to bring the mirror up to date. Raises ConfigError where its folder cannot be written."""
+        """Hold the exclusive lock for updates of the mirror. Raises ConfigError if its folder is not writable."""
         try:
             if self._is_of_hub and not self.folder.exists():
                 remove_unused(self.folder.parent, UNUSED_S)
             self.folder.mkdir(parents=True, exist_ok=True)
-            with locked_at(self.folder / _LOCK):  # without locks files are read twice
+            with locked_at(self.folder / _LOCK):  # without locks, files are read twice
                 yield
         except OSError as error:
             if isinstance(error, EnergonGrainError):
                 raise
             raise ConfigError(
-                f"{self.url} cannot be mirrored in {self.folder}: {error.strerror or error}; name a folder that can be "
-                "written, on a disk with space, as `cache_dir` in the storage settings"
+                f"{self.url} cannot be mirrored in {self.folder}: {error.strerror or error}; set `cache_dir` in the "
+                "storage settings to a writable folder on a disk with free space"
             ) from error
 
     def refresh(self, names: Collection[str]) -> dict[str, bool]:
-        """Bring files up to date; those that have not changed are not read again. To be called while `locked`.
+        """Update files; unchanged ones are not read again. Call while `locked`.
 
-        A copy that is not what was written is made again.
+        Damaged copies are replaced.
 
-        Of those that do not exist only copies are removed, not what was made here.
+        For files that do not exist remotely, copies are removed, but not files created locally.
 
         Returns:
-            Which of them exist, and whether each changed.
+            The existing files, and whether each changed.
 
         Raises ReadError: the store cannot be reached.
         """
@@ -125,18 +125,18 @@ class Mirror:
         return {name: changed for name, changed in changes if changed is not None}
 
     def is_whole(self) -> bool:
-        """Whether copies that `refresh` made are what it wrote, or gone."""
+        """Whether copies made by `refresh` are still intact, or gone."""
         copies = ((self.folder / name, expected) for name, (_, expected) in self._notes().items())
         return all(_sum(path.read_bytes()) == expected for path, expected in copies if path.is_file())
 
     def copy_folder(self, name: str, sizes: Mapping[str, int]) -> None:
-        """Copy files of known sizes, which never change, unless they are there. To be called while `locked`.
+        """Copy immutable files of known sizes, unless they exist. Call while `locked`.
 
         Args:
-            name: Their folder, relative to the mirrored one. It appears whole or not at all.
-            sizes: Bytes of each file of it.
+            name: Their folder, relative to the mirrored one. It is written atomically.
+            sizes: Size of each file, in bytes.
 
-        Raises ReadError: one is missing, is of another size, or cannot be read.
+        Raises ReadError: a file is missing, has another size, or cannot be read.
         """
         target = self.folder / name
         if all((target / file).is_file() and (target / file).stat().st_size == size for file, size in sizes.items()):
@@ -154,13 +154,13 @@ class Mirror:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def copy_file(self, name: str, target: Path, size_bytes: int) -> None:
-        """Copy a file that never changes, unless it is there. To be called while `locked`.
+        """Copy an immutable file, unless it exists. Call while `locked`.
 
         Args:
-            name: Of the file, relative to the mirrored folder.
-            target: Where the copy is to lie. It appears whole or not at all.
+            name: Name of the file, relative to the mirrored folder.
+            target: Path of the copy. It is written atomically.
 
-        Raises ReadError: it is missing, is of another size, or cannot be read.
+        Raises ReadError: the file is missing, has another size, or cannot be read.
         """
         if target.is_file() and target.stat().st_size == size_bytes:
             return
@@ -174,7 +174,7 @@ class Mirror:
         sync_folder(target.parent)
 
     def fetch_again(self, name: str, size_bytes: int) -> None:
-        """Write a file that was copied anew, in place: who has mapped it sees what it holds now. While `locked`.
+        """Rewrite a copied file in place, so that open memory maps see it. Call while `locked`.
 
         Raises ReadError if it is missing, or cannot be read.
         """
@@ -182,7 +182,7 @@ class Mirror:
         self._copy({self.folder / name: (name, size_bytes)})
 
     def _copy(self, files: Mapping[Path, tuple[str, int]]) -> None:
-        """Write files: name, relative to the mirrored folder, and size of each. They are on the disk afterwards."""
+        """Write files, given the name (relative to the mirrored folder) and size of each, and flush them to disk."""
         step = self._client.settings.request_bytes
         for path, (_, size) in files.items():
             with open(path, "ab", opener=open_unlinked) as file:
@@ -194,21 +194,21 @@ class Mirror:
             wanted = ObjectRange(join(self.url, name), start, min(start + step, size))
             found = self._client.read(wanted)
             if found is None:
-                raise MissingObjectError(f"{wanted.url}: there is no such object, though the index names it")
+                raise MissingObjectError(f"{wanted.url}: no such object, but the index lists it; upload it again")
             if found.size_bytes != size:
                 raise ReadError(
-                    f"{wanted.url}: has {found.size_bytes} bytes, and the index says {size}; "
+                    f"{wanted.url}: has {found.size_bytes} bytes, but the index lists {size}; "
                     "run `energon-grain prepare` again"
                 )
-            # Opened anew: after a failure nobody waits for this, and the files are gone.
+            # Opened again: after a failure this thread may run on although the files are gone.
             with open(path, "r+b", opener=open_unlinked) as file:
-                if os.pwritev(file.fileno(), found.pieces, start) != found.came_bytes:  # no more room on the disk
+                if os.pwritev(file.fileno(), found.pieces, start) != found.received_bytes:  # disk full
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         self._client.map(copy, [(path, start) for path, (_, size) in files.items() for start in range(0, size, step)])
         for path in files:
             with open(path, "r+b", opener=open_unlinked) as file:
-                os.fsync(file)  # else a power cut leaves zeros behind a name and a size that are right
+                os.fsync(file)  # else a power cut may leave zeros under a correct name and size
 
     def _notes(self) -> dict[str, tuple[bytes, bytes]]:
         try:

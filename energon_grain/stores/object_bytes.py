@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single files and objects: whole, as a scan reads them from front to back, and as Python's file objects.
+"""Single files and objects: scanned from start to end, or as Python file objects.
 
-A request takes as long as a connection needs for some 256 KiB: 10 ms at 25 MB/s, or 1 ms at 250. So what is smaller is
-scanned in passing, in windows of 8 MiB that are fetched in four pieces at once; what is larger is passed over, and each
-stop fetches 16 KiB, twice as much where the next one is near. Shards are scanned side by side, which makes up for the
-time that each of these requests takes.
+A request takes as long as transferring about 256 KiB: 10 ms at 25 MB/s, or 1 ms at 250 MB/s. Therefore smaller members
+are scanned in passing, in windows of 8 MiB that are fetched in four parallel pieces. Larger ones are skipped; each stop
+then fetches 16 KiB, twice as much if the next one is near. Shards are scanned in parallel, which hides the latency of
+these requests.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _BUFFER_BYTES = 4 * _PIECE_BYTES
 
 
 class ObjectBytes(ScannedBytes):
-    """An object. One that changes is an error, and never a mixture.
+    """An object. A change during the scan raises an error; versions are never mixed.
 
     Args:
-        keep: What is read in windows stays in the page cache, for those who read samples next.
+        keep: Store windows in the page cache, for later readers of samples.
 
-    Raises ReadError: there is none, or it cannot be reached.
+    Raises ReadError: it does not exist, or cannot be reached.
     """
 
-    pass_over_bytes = 256 << 10
+    skip_bytes = 256 << 10
 
     def __init__(self, url: str, *, keep: bool = False) -> None:
         self._url = url
@@ -47,14 +47,14 @@ class ObjectBytes(ScannedBytes):
         self._keep = keep
         self._fetch(0, _FIRST_BYTES, keep=keep)
 
-    def alone(self, offset: int, size_bytes: int) -> bytes:
+    def read_random(self, offset: int, size_bytes: int) -> bytes:
         if not self._has(offset, size_bytes):
-            is_near = 0 <= offset - self._window_at - len(self._window) < self.pass_over_bytes
-            self._stop_bytes = min(2 * self._stop_bytes, self.pass_over_bytes) if is_near else _STOP_BYTES
+            is_near = 0 <= offset - self._window_at - len(self._window) < self.skip_bytes
+            self._stop_bytes = min(2 * self._stop_bytes, self.skip_bytes) if is_near else _STOP_BYTES
             self._fetch(offset, max(size_bytes, self._stop_bytes), keep=False)
         return self._slice(offset, size_bytes)
 
-    def near(self, offset: int, size_bytes: int) -> bytes:
+    def read_sequential(self, offset: int, size_bytes: int) -> bytes:
         if not self._has(offset, size_bytes):
             self._fetch(offset, max(size_bytes, _BUFFER_BYTES), keep=self._keep)
         return self._slice(offset, size_bytes)
@@ -68,7 +68,7 @@ class ObjectBytes(ScannedBytes):
         return self._window[start : start + size_bytes]
 
     def _fetch(self, offset: int, size_bytes: int, *, keep: bool) -> None:
-        """Make [offset, offset + size_bytes), as far as the object has it, the window; what is there is kept."""
+        """Make [offset, offset + size_bytes), up to the end of the object, the window; reuses bytes of the old one."""
         stop = min(offset + size_bytes, self.size_bytes)
         there = self._window[offset - self._window_at :] if offset >= self._window_at else b""
         begin = offset + len(there)
@@ -90,9 +90,9 @@ def _read(files: RemoteFiles, url: str, start: int, stop: int) -> bytes:
 
 
 class ObjectStream(io.BufferedReader):
-    """An object for reading, as `open(path, "rb")` gives a file. What is read comes from the page cache or goes there.
+    """An object opened for reading, like `open(path, "rb")`, through the page cache.
 
-    Raises MissingObjectError if there is none, and ReadError if it cannot be reached.
+    Raises MissingObjectError if it does not exist, and ReadError if it cannot be reached.
     """
 
     def __init__(self, url: str, buffer_bytes: int = _BUFFER_BYTES) -> None:
@@ -101,7 +101,7 @@ class ObjectStream(io.BufferedReader):
 
 
 class _WrittenObject(io.BytesIO):
-    """Bytes that become an object when the file is closed, unless the `with` block around it fails."""
+    """Bytes that are uploaded as an object when the file is closed, unless the `with` block fails."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class _WrittenObject(io.BytesIO):
         super().close()
 
     def __del__(self) -> None:
-        self.discard()  # a file that nobody closed is not finished
+        self.discard()  # a file that was not closed is incomplete
 
 
 class _WrittenText(io.TextIOWrapper):
@@ -136,6 +136,6 @@ class _WrittenText(io.TextIOWrapper):
 
 
 def create_object(url: str, *, text: bool = False) -> io.BytesIO | io.TextIOWrapper:
-    """Open an object for writing. It is put, whole, when the file is closed; not, when the `with` block fails."""
+    """Open an object for writing. It is uploaded when the file is closed, but not if the `with` block fails."""
     written = _WrittenObject(url)
     return _WrittenText(written) if text else written

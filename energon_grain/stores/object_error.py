@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why requests to stores fail: in our words, with the way out, and whether the same one may succeed in a while."""
+"""Failures of requests to stores: a clear message, advice, and whether a retry may succeed."""
 
 from __future__ import annotations
 
@@ -12,75 +12,75 @@ from urllib.parse import urlencode
 
 from energon_grain.stores.addresses import NO_HOST, Address
 
-ANSWER = re.compile(r"status code: (\d+) ([^:\n]*)(.*)", re.DOTALL)
-"""How obstore ends the message of a failure that a server told."""
+HTTP_STATUS = re.compile(r"status code: (\d+) ([^:\n]*)(.*)", re.DOTALL)
+"""The end of obstore's message for an HTTP error response."""
 _REQUEST = re.compile(r"^.*Error performing \w+ \S+ in \S+ - |^Generic \w+ error: ")
 _XML = re.compile(r"<(Code|Message)>([^<]*)</")
 _MESSAGE_CHARACTERS = 300
-_LOOKED_AT_BYTES = 1 << 16
+_CHECKED_BYTES = 1 << 16
 BUSY = (408, 429)
-"""Answers that ask for patience; others of 300 to 499 would come again."""
+"""Status codes that ask to retry later; other codes from 300 to 499 are permanent."""
 _IDENTITY = "http://169.254.169.254/"
-"""Who is asked for the identity of a machine in the cloud."""
+"""Service that returns the identity of a cloud machine."""
 
-_LASTING = (
+_PERMANENT = (
     (
         f"                {NO_HOST},",
-        "{} leads to another host, which would be sent credentials; that is not followed",
-        "name that host as `endpoint` in the storage settings if it is right, and check the region of the bucket",
+        "{} redirects to another host, which would receive credentials; the redirect is not followed",
+        "if that host is right, set it as `endpoint` in the storage settings; also check the region of the bucket",
     ),
     (
         "inner: BareRedirect",
-        "{} leads elsewhere without saying where, as it does for a bucket of another region",
-        "name its region in the storage settings, or in AWS_REGION",
+        "{} redirects without a location, as it does for a bucket in another region",
+        "set the bucket's region in the storage settings, or in AWS_REGION",
     ),
-    ("TooLarge", "the headers that {} sends are too large", ""),
-    ("InvalidCertificate", "no secure connection to {}: its certificate is refused", ""),
+    ("TooLarge", "the response headers of {} are too large", ""),
+    ("InvalidCertificate", "no secure connection to {}: certificate rejected", ""),
 )
-"""What is in the details of failures that another attempt would meet again, what it means, and what to do."""
+"""Permanent failures: text in obstore's details, message, advice."""
 
 
 class ObjectError(Exception):
     """A request failed.
 
     Attributes:
-        passing: Whether the same request may succeed in a while.
-        out_of_range: Whether the object ends before the range does.
-        way_out: What to do about it; empty: nothing is known.
-        wait_s: How long the store asks to leave it alone, in seconds.
-        unreachable: Whether nothing has answered at all: no such name, or nothing listens.
+        passing: Whether a retry may succeed.
+        out_of_range: Whether the object is shorter than the range.
+        way_out: Advice; empty if there is none.
+        wait_s: Delay that the store requests, in seconds.
+        unreachable: Whether there was no response at all: unknown host name, or nothing listens.
     """
 
     def __init__(
         self,
         message: str,
-        passing: bool,
+        temporary: bool,
         out_of_range: bool = False,
-        way_out: str = "",
+        advice: str = "",
         wait_s: float = 0.0,
         unreachable: bool = False,
     ) -> None:
         super().__init__(message)
-        self.passing = passing
+        self.temporary = temporary
         self.out_of_range = out_of_range
-        self.way_out = way_out
+        self.advice = advice
         self.wait_s = wait_s
         self.unreachable = unreachable
 
 
 def shortened(text: str) -> str:
-    """What a server says, as a message quotes it."""
+    """Shorten a server's text for a message."""
     return " ".join(text.split())[:_MESSAGE_CHARACTERS]
 
 
 def is_no_bucket(text: str) -> bool:
-    """Whether obstore says that there is no bucket, which it takes for an object that is not there."""
+    """Whether obstore reports a missing bucket, which it raises as a missing object."""
     return any(words in text for words in ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist"))
 
 
 @contextlib.contextmanager
-def in_our_words(address: Address, timeout_s: float) -> Generator[None]:
-    """Failures of obstore become ObjectErrors, but for the objects that are not there."""
+def as_object_errors(address: Address, timeout_s: float) -> Generator[None]:
+    """Convert obstore's errors to ObjectErrors, except for missing objects."""
     from obstore.exceptions import BaseError
 
     try:
@@ -99,26 +99,26 @@ def _translated(error: Exception, address: Address, timeout_s: float) -> ObjectE
     text, _, details = str(error).partition("\n\nDebug source:\n")
     if is_no_bucket(text):
         return _no_bucket(address)
-    answer = ANSWER.search(text)
-    told = shortened(_told(text, answer))
+    answer = HTTP_STATUS.search(text)
+    server_text = shortened(_server_error(text, answer))
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        return ObjectError(f"access denied: {told}", passing=False, way_out=address.sign_in)
+        return ObjectError(f"access denied: {server_text}", temporary=False, advice=address.credentials_hint)
     if isinstance(error, NotSupportedError):
         return ObjectError(
-            told,
-            passing=False,
-            way_out="this web server sends only whole files, let one that sends parts of them serve the data",
+            server_text,
+            temporary=False,
+            advice="this web server does not support range requests; serve the data from one that does",
         )
     if answer is None:
         found = _without_answer(address, details, timeout_s)
         if found is not None:
             return found
-    lasting = answer is not None and int(answer[1]) < 500 and int(answer[1]) not in BUSY
+    is_permanent = answer is not None and int(answer[1]) < 500 and int(answer[1]) not in BUSY
     of_machine = _IDENTITY in text
     return ObjectError(
-        told,
-        passing=isinstance(error, GenericError) and not lasting,
-        way_out=address.sign_in if of_machine else "",
+        server_text,
+        temporary=isinstance(error, GenericError) and not is_permanent,
+        advice=address.credentials_hint if of_machine else "",
         unreachable=of_machine,
     )
 
@@ -127,13 +127,13 @@ def _no_bucket(address: Address) -> ObjectError:
     region = ", its region" if address.kind == "s3" else ""
     return ObjectError(
         f"there is no bucket {address.bucket!r} at {address.service}",
-        passing=False,
-        way_out=f"check its name{region} and {address.where_said}",
+        temporary=False,
+        advice=f"check its name{region} and {address.settings_hint}",
     )
 
 
-def _told(text: str, answer: re.Match[str] | None) -> str:
-    """What the store says: the code and message of its answer, if it gave one."""
+def _server_error(text: str, answer: re.Match[str] | None) -> str:
+    """The store's error: code and message of its response, if there was one."""
     if answer is None:
         return _REQUEST.sub("", text)
     words = dict(_XML.findall(answer[3]))
@@ -142,40 +142,40 @@ def _told(text: str, answer: re.Match[str] | None) -> str:
 
 
 def _without_answer(address: Address, details: str, timeout_s: float) -> ObjectError | None:
-    """What failed where there was no answer, by what obstore says to programmers; None: something else."""
-    for sign, said, way_out in _LASTING:
+    """Classify a failure without a response, by obstore's debug details; None for other failures."""
+    for sign, said, advice in _PERMANENT:
         if sign in details:
-            return ObjectError(said.format(address.service), passing=False, way_out=way_out)
+            return ObjectError(said.format(address.service), temporary=False, advice=advice)
     if "kind: Connect" in details and ("dns error" in details or "ConnectionRefused" in details):
-        why = "its name is not known" if "dns error" in details else "nothing answers there"
+        why = "unknown host name" if "dns error" in details else "no response"
         return ObjectError(
             f"cannot connect to {address.service}: {why}",
-            passing=True,
-            way_out=f"check {address.where_said}",
+            temporary=True,
+            advice=f"check {address.settings_hint}",
             unreachable=True,
         )
     if "kind: Timeout" in details:
-        return ObjectError(f"no answer within {timeout_s:g} s", passing=True)
+        return ObjectError(f"no response within {timeout_s:g} s", temporary=True)
     return None
 
 
 def require_list(address: Address, timeout_s: float) -> None:
-    """Look whether an S3 end point answers with lists at all: obstore takes any page for an empty one.
+    """Check that an S3 endpoint responds with lists at all: obstore treats any page as an empty one.
 
-    It is asked without credentials, so it refuses, as S3 does, or has a list. Amazon's own is not asked. Raises
-    ObjectError where it sends something else.
+    The request has no credentials, so S3 refuses it or returns a list. Amazon's own endpoint is not checked. Raises
+    ObjectError for any other response.
     """
     if address.store.endpoint is None:
         return
     query = urlencode({"list-type": "2", "max-keys": "1", "prefix": f"{address.key}/".lstrip("/")})
     try:
         with urllib.request.urlopen(f"{address.store.endpoint}/{address.bucket}?{query}", timeout=timeout_s) as answer:
-            kind, said = answer.headers.get("Content-Type", "no type"), answer.read(_LOOKED_AT_BYTES)
+            kind, said = answer.headers.get("Content-Type", "no type"), answer.read(_CHECKED_BYTES)
     except (OSError, HTTPException):
         return
     if b"ListBucketResult" not in said:
         raise ObjectError(
-            f"{address.service} does not answer as a store does: what it sends is no list ({shortened(kind)})",
-            passing=False,
-            way_out=f"check {address.where_said}; a proxy, or a page to sign in at, may answer in its place",
+            f"{address.service} does not respond like S3: the response is not a list ({shortened(kind)})",
+            temporary=False,
+            advice=f"check {address.settings_hint}; a proxy, or a sign-in page, may respond in its place",
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects by obstore: one request a call, no second attempts, and failures in our words with the way out.
+"""Objects through obstore: one request per call, no retries, and errors with advice.
 
-obstore's threads do not outlive a fork, and a forked process that uses it waits for them for ever. So a process that
-was forked from one that had used a store is refused, with the ways to start it instead.
+obstore's threads do not survive a fork, and a forked process that uses it hangs forever. Therefore a process that was
+forked after its parent used a store is refused; the message names other ways to start it.
 """
 
 from __future__ import annotations
@@ -26,51 +26,51 @@ from energon_grain.storage.urls import with_revisions
 from energon_grain.stores.added_store import AddedStore
 from energon_grain.stores.addresses import Address, address_of, open_store
 from energon_grain.stores.hub import HubStore
-from energon_grain.stores.object_error import ANSWER, ObjectError, in_our_words, is_no_bucket, require_list
+from energon_grain.stores.object_error import HTTP_STATUS, ObjectError, as_object_errors, is_no_bucket, require_list
 
 NOT_NEEDED = "its result is no longer needed"
-"""What is said of a request that ends because the program or the reader does."""
+"""Reason of a request that ends because the program or the reader does."""
 
 
 class Pieces(Protocol):
-    """What takes the bytes of an answer, in order, as they come: a list, say."""
+    """Receives the bytes of a response, in order, as they arrive; for example, a list."""
 
     def append(self, piece: bytes, /) -> None:
-        """Take the bytes that come next."""
+        """Take the next bytes."""
         ...
 
 
 Begin = Callable[[bytes, int], Pieces]
-"""Called with the generation and the size of an object before its first byte, gives what takes the bytes of this one
-answer: a request that is made again begins at the start, and one that is given up may go on for a while. May raise:
-then none are read."""
+"""Called with the generation and size of an object before its first byte; returns the receiver for this one response. A
+retried request starts with a new receiver, and an abandoned one may continue for a while. May raise, to read
+nothing."""
 
 
 def in_list(generation: bytes, size_bytes: int) -> Pieces:
-    """A `Begin`: a list takes the bytes."""
+    """A `Begin` that receives the bytes in a list."""
     del generation, size_bytes
     return []
 
 
 _PIECE_BYTES = 1 << 18
-"""What comes together from the network is about as much as this, and is handed on as it is. Larger pieces are put
-together in memory that must be had from the system, and are cold when they are summed and written; of smaller ones each
+"""Size of pieces that arrive together from the network and are passed on unchanged. Larger pieces are assembled in
+memory newly allocated from the system, and are cold in the CPU cache when they are hashed and written; each smaller one
 wakes a thread."""
 
 
 _LISTED_AT_ONCE = 10
-"""obstore collects so many names, over as many requests as they take, before they are looked at."""
+"""Names per chunk of a listing; obstore collects them over as many requests as needed before it returns them."""
 _WHOLE_BYTES = 16 << 20
-"""Objects up to this size may come whole where a part was asked for."""
+"""Maximum size of objects that may be returned whole for a range request."""
 _NO_TOTAL = re.compile(r'CONTENT_RANGE header: "bytes \d+-\d+/\*"')
 
 
-class LateAnswerError(Exception):
-    """Another request for the same was answered first."""
+class LateResponseError(Exception):
+    """Another request for the same range was answered first."""
 
 
-Answered = Callable[[], object]
-"""To be called when the first byte of an answer is there. Raises LateAnswerError."""
+OnFirstByte = Callable[[], object]
+"""Called on the first byte of a response. Raises LateAnswerError."""
 
 
 def _nothing() -> None:
@@ -90,21 +90,21 @@ class _Place:
     def key(self) -> str:
         return self.address.key
 
-    def generation(self, told: Mapping[str, Any]) -> bytes:
-        tag = told.get("e_tag")
+    def generation(self, metadata: Mapping[str, Any]) -> bytes:
+        tag = metadata.get("e_tag")
         if tag is None:
             return UNVERSIONED
         if self.address.kind == "azure" and not tag.endswith('"'):
-            tag = f'"{tag}"'  # as its answers say it; lists leave the quotes out
+            tag = f'"{tag}"'  # as in its responses; lists omit the quotes
         return self.mark + tag.encode()
 
     def failures(self) -> contextlib.AbstractContextManager[None]:
-        """Failures of obstore become ObjectErrors, but for the objects that are not there."""
-        return in_our_words(self.address, self.timeout_s)
+        """Convert obstore's errors to ObjectErrors, except for missing objects."""
+        return as_object_errors(self.address, self.timeout_s)
 
 
 class ObjectStores:
-    """Objects of this process. Every method raises ObjectError; WorkerError after a fork."""
+    """Objects of this process. All methods raise ObjectError, and WorkerError after a fork."""
 
     def __init__(self, settings: StorageSettings) -> None:
         self._settings = settings
@@ -118,29 +118,30 @@ class ObjectStores:
         stop: int | None,
         known: bytes | None,
         begin: Begin = in_list,
-        answered: Answered = _nothing,
+        on_first_byte: OnFirstByte = _nothing,
     ) -> Fetched | None:
-        """Read bytes [start, stop) of an object, whole where both are None; None: there is no such object.
+        """Read bytes [start, stop) of an object, or all if both are None; returns None if it does not exist.
 
         Args:
-            start: Negative: counted from the end (then without `stop`).
+            start: Negative: counted from the end (with `stop` None).
             stop: None: to the end.
-            known: The generation that the caller has: where it still is that one, no bytes come.
-            begin: Gives what takes the bytes.
+            known: The caller's generation: if the object still has it, no bytes are returned.
+            begin: Returns the receiver of the bytes.
         """
         from obstore.exceptions import GenericError, NotModifiedError
 
         place = self._place(url)
         with place.failures():
             try:
-                found, skipped = _answer(place, _options(place, start, stop, known))
-                answered()
-                generation, size = place.generation(found.meta), found.meta["size"]
-                if generation == known and known != UNVERSIONED:  # some servers do not know If-None-Match
-                    return Fetched(None, generation)
-                if stop is not None and stop > size:
-                    raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
-                return _received(found, skipped, begin(generation, size), generation)
+                found, skipped = _get(place, _options(place, start, stop, known))
+                with _closing(found):
+                    on_first_byte()
+                    generation, size = place.generation(found.meta), found.meta["size"]
+                    if generation == known and known != UNVERSIONED:  # some servers ignore If-None-Match
+                        return Fetched(None, generation)
+                    if stop is not None and stop > size:
+                        raise ObjectError(f"it has {size} bytes", temporary=False, out_of_range=True)
+                    return _received(found, skipped, begin(generation, size), generation)
             except FileNotFoundError as error:
                 if is_no_bucket(str(error)):
                     raise
@@ -155,29 +156,29 @@ class ObjectStores:
                 return None
 
     def _refuse_range(self, url: str) -> None:
-        """Raise ObjectError with the size of an object, if it is there."""
-        there = self.look(url)
+        """Raise ObjectError with the size of an object, if it exists."""
+        there = self.head(url)
         if there is not None and there.size_bytes is not None:
-            raise ObjectError(f"it has {there.size_bytes} bytes", passing=False, out_of_range=True) from None
+            raise ObjectError(f"it has {there.size_bytes} bytes", temporary=False, out_of_range=True) from None
 
-    def look(self, url: str) -> Fetched | None:
+    def head(self, url: str) -> Fetched | None:
         from obstore.exceptions import GenericError, NotSupportedError
 
         place = self._place(url)
         with place.failures():
             try:
                 if place.address.kind != "http":
-                    told = place.store.head(place.key)
-                else:  # not all that serve files answer to HEAD
+                    metadata = place.store.head(place.key)
+                else:  # not all web servers support HEAD
                     try:
-                        told = place.store.get(place.key, options={"range": (0, 1)}).meta
-                    except (GenericError, NotSupportedError):  # an empty one has no first byte
-                        told = place.store.get(place.key).meta
+                        metadata = place.store.get(place.key, options={"range": (0, 1)}).meta
+                    except (GenericError, NotSupportedError):  # an empty object has no first byte
+                        metadata = place.store.get(place.key).meta
             except FileNotFoundError as error:
                 if is_no_bucket(str(error)):
                     raise
                 return None
-        return Fetched(None, place.generation(told), told["size"], modified=told["last_modified"])
+        return Fetched(None, place.generation(metadata), metadata["size"], modified=metadata["last_modified"])
 
     def list(self, url: str) -> list[str]:
         return sorted(self.list_versions(url))
@@ -185,7 +186,7 @@ class ObjectStores:
     def list_versions(self, url: str) -> dict[str, tuple[int, bytes]]:
         place = self._place(url)
         if place.address.kind == "http":
-            raise ObjectError("a plain web server does not support listing", passing=False)
+            raise ObjectError("a plain web server does not support listing", temporary=False)
         with place.failures():
             by_obstore = place.address.kind != "hub" and not place.address.added
             found = _list_of(place) if by_obstore else _listed(place)
@@ -193,15 +194,15 @@ class ObjectStores:
                 require_list(place.address, place.timeout_s)
         folders = _folders_above(found)
         skipped = len(place.key) + 1 if place.key else 0
-        # An object without bytes where others lie below is what some tools put in place of a folder.
+        # An empty object with others below it is a placeholder that some tools create for a folder.
         return {
-            path[skipped:]: (told["size"], place.generation(told))
-            for path, told in found.items()
-            if told["size"] or path not in folders
+            path[skipped:]: (metadata["size"], place.generation(metadata))
+            for path, metadata in found.items()
+            if metadata["size"] or path not in folders
         }
 
     def pinned(self, url: str) -> str:
-        """A URL of the Hub with the commit in the place of a revision, which is looked up once; others as they are."""
+        """A URL of the Hub with its revision resolved to a commit, once; other URLs unchanged."""
         return with_revisions(url, lambda dataset: self._place(dataset).store.commit)
 
     def write(self, url: str, data: bytes) -> bytes:
@@ -218,7 +219,7 @@ class ObjectStores:
         if is_forked():
             raise WorkerError(
                 f"{url}: this process was forked from one that had used object stores, and their connections do not "
-                "outlive that; start processes by 'forkserver' or 'spawn' "
+                "survive a fork; start processes with 'forkserver' or 'spawn' "
                 "(`multiprocessing_context='forkserver'`), or use threads"
             )
 
@@ -240,7 +241,7 @@ class ObjectStores:
         return _Place(address, self._stores[name], mark, self._settings.timeout_s)
 
     def _place_in_hub(self, address: Address) -> _Place:
-        """Where it lies in the store of its commit, whatever revision leads there."""
+        """The place in the store of its commit, for any revision that resolves to it."""
         global _used
         timeout_s = self._settings.timeout_s
         with self._opening:
@@ -254,14 +255,14 @@ class ObjectStores:
 
 
 _FULL_PAGE = 1000
-"""Names in a page of a list of S3, at most."""
+"""Maximum number of names in a page of an S3 list."""
 
 
 def _list_of(place: _Place) -> dict[str, Mapping[str, Any]]:
-    """All objects of a list, by path. One that takes too long is cancelled: a server may continue it for ever.
+    """All objects of a list, by path. A list that takes too long is cancelled: a server could continue it forever.
 
-    A page of S3 has at most 1,000 names. Behind full ones it is asked for once more: a list that was cut without a
-    token to continue it by, which obstore takes for the end, continues there.
+    A page of S3 has at most 1,000 names. After full pages, one more request is made: a list that was cut off without a
+    continuation token, which obstore takes for the end, continues there.
     """
     found: dict[str, Mapping[str, Any]] = {}
 
@@ -270,7 +271,7 @@ def _list_of(place: _Place) -> dict[str, Mapping[str, Any]]:
         async for page in place.store.list(place.key or None, offset=behind, chunk_size=_LISTED_AT_ONCE):
             new = {each["path"]: each for each in page}
             if len(new) < len(page) or not before.issuperset(found.keys() & new.keys()):
-                raise ObjectError("its list has no end: it names the same objects again", passing=False)
+                raise ObjectError("its list does not end: it repeats objects", temporary=False)
             found.update(new)
         return len(found) - len(before)
 
@@ -283,7 +284,7 @@ def _list_of(place: _Place) -> dict[str, Mapping[str, Any]]:
     try:
         asyncio.run(all_of_it())
     except TimeoutError:
-        raise ObjectError(f"no whole list within {place.timeout_s:g} s", passing=True) from None
+        raise ObjectError(f"no complete list within {place.timeout_s:g} s", temporary=True) from None
     return found
 
 
@@ -299,13 +300,18 @@ _Span = tuple[int, int]
 
 
 def _options(place: _Place, start: int | None, stop: int | None, known: bytes | None) -> dict[str, Any]:
-    """The range to ask for, and the generation that is not to be sent again, in obstore's words."""
+    """The requested range, and the known generation, as obstore's options."""
     options: dict[str, Any] = {}
     if known is not None and known != UNVERSIONED and known.startswith(place.mark):
         options["if_none_match"] = known[len(place.mark) :].decode()
     if start is not None:
         options["range"] = {"suffix": -start} if start < 0 else {"offset": start} if stop is None else (start, stop)
     return options
+
+
+def _closing(found: Any) -> contextlib.AbstractContextManager[object]:
+    """Close a response, even if nothing of it was read; obstore's responses need no closing."""
+    return contextlib.closing(found) if hasattr(found, "close") else contextlib.nullcontext()
 
 
 def _received(found: Any, skipped: _Span | None, pieces: Pieces, generation: bytes) -> Fetched:
@@ -315,46 +321,46 @@ def _received(found: Any, skipped: _Span | None, pieces: Pieces, generation: byt
     return Fetched(pieces, generation, found.meta["size"], last - first)
 
 
-def _answer(place: _Place, options: dict[str, Any]) -> tuple[Any, _Span | None]:
-    """What the store answers; with the range that was asked for where it is in the middle of what comes."""
+def _get(place: _Place, options: dict[str, Any]) -> tuple[Any, _Span | None]:
+    """The store's response; with the requested range if the response contains more than that."""
     from obstore.exceptions import GenericError, NotSupportedError
 
     try:
         return place.store.get(place.key, options=options), None
-    except NotSupportedError:  # a web server that sends whole files only
+    except NotSupportedError:  # a web server without range requests
         found = place.store.get(place.key)
         if options.get("range") != (0, found.meta["size"]):
             raise
         return found, None
     except GenericError as error:
-        # `bytes 0-9/*` is valid HTTP for "the size is not known", and an error to obstore 0.12.
+        # `bytes 0-9/*` is valid HTTP for an unknown size, but an error in obstore 0.12.
         if "range" not in options or not _NO_TOTAL.search(str(error)):
             raise
     return _whole_for_part(place, options)
 
 
 def _whole_for_part(place: _Place, options: dict[str, Any]) -> tuple[Any, _Span]:
-    """The whole of a small object, and the range of it that was asked for."""
+    """A whole small object, and the requested range of it."""
     wanted: Any = options["range"]
     found = place.store.get(place.key, options={name: given for name, given in options.items() if name != "range"})
     size: int = found.meta["size"]
     if size > _WHOLE_BYTES:
         raise ObjectError(
-            "the server sends parts of it without its size (Content-Range: bytes …/*)",
-            passing=False,
-            way_out=f"larger files than {_WHOLE_BYTES >> 20} MiB cannot be read in parts so: let it send the size",
+            "the server sends ranges without the total size (Content-Range: bytes …/*)",
+            temporary=False,
+            advice=f"files above {_WHOLE_BYTES >> 20} MiB need it: configure the server to send the size",
         )
     if isinstance(wanted, dict):
         wanted = (max(0, size - wanted["suffix"]) if "suffix" in wanted else wanted["offset"], size)
     if wanted[0] >= size:
-        raise ObjectError(f"it has {size} bytes", passing=False, out_of_range=True)
+        raise ObjectError(f"it has {size} bytes", temporary=False, out_of_range=True)
     return found, wanted
 
 
 def _checked(pieces: Iterable[bytes], first: int, last: int, *, whole: bool) -> Iterator[bytes]:
-    """Bytes [first, last) of an object; `whole`: of pieces that begin at its first byte, and go on behind.
+    """Yield bytes [first, last) of an object; `whole`: the pieces start at its first byte, and go on after the range.
 
-    Raises ObjectError where they are fewer, or more: no byte behind them is handed on.
+    Raises ObjectError if there are fewer or more bytes; further bytes are not passed on.
     """
     left, skip = last - first, first if whole else 0
     for piece in pieces:
@@ -362,27 +368,27 @@ def _checked(pieces: Iterable[bytes], first: int, last: int, *, whole: bool) -> 
         skip = max(0, skip - len(piece))
         left -= len(part)
         if left < 0:
-            raise ObjectError(f"more bytes arrived than the {last - first} that the answer announced", passing=True)
+            raise ObjectError(f"received more than the announced {last - first} bytes", temporary=True)
         if part:
             yield part
         if whole and not left:
             return
     if left:
-        raise ObjectError(f"{last - first - left} bytes came instead of {last - first}", passing=True)
+        raise ObjectError(f"received {last - first - left} bytes instead of {last - first}", temporary=True)
 
 
 def _may_be_behind_the_end(error: Exception, kind: str) -> bool:
-    """Whether a refusal may mean that a range begins behind the object, which each store says in other words."""
-    answer = ANSWER.search(str(error))
+    """Whether a refusal may mean that a range begins after the end; each store reports this differently."""
+    answer = HTTP_STATUS.search(str(error))
     if answer is not None:
         return answer[1] == "416"
-    # Of an empty object Azure's emulator names a range that nobody can read.
+    # For an empty object, Azure's emulator returns an invalid range.
     return kind == "memory" or "CONTENT_RANGE" in str(error)
 
 
 @functools.cache
 def _mark_of_memory() -> bytes:
-    """What tells the generations of `memory://` from those of other processes, which count alike."""
+    """Distinguishes the generations of `memory://` from those of other processes, which use the same counters."""
     return os.urandom(8)
 
 

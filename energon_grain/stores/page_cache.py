@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of remote objects on a local disk, shared by all processes of a host, without locks to read or write by.
+"""Pages of remote objects on a local disk, shared by all processes of a host, without locks for reads or writes.
 
-    <folder>/<2 hex digits>/<object>-<number>    a stretch of 8 MiB of an object, a file by itself:
-        4096 bytes        a sum of each page, 8 bytes each; 0: the page is not there; at the end the object's size
-        32 x 256 KiB      the pages, each at its place; where one is not there the file has a hole
+    <folder>/<2 hex digits>/<object>-<number>    a stretch of 8 MiB of an object, one file:
+        4096 bytes        a sum of each page, 8 bytes each; 0: the page is missing; at the end the object's size
+        32 x 256 KiB      the pages, each at its position; the file has a hole for a missing one
 
-An object is named by its URL, its version and its size, so another version has other files. A page is written before
-its sum, and believed only as far as the two agree: a killed writer, lost power, a file that was cut short or written
-over leave pages that are not there, and are fetched again. The bytes of an answer are written as they arrive, and their
-sums only after the whole answer was checked: before that they are no pages. Two processes that fetch the same page
-write the same bytes and the same sum to the same place. A file has its full length from the beginning and never
-another: one that was cut is not filled up, which would put zeros under those who have checked it, but takes another's
-place. So an open file stays right, also when it is evicted.
+An object is identified by its URL, version and size, so another version has other files. A page is written before its
+sum, and is valid only if the two match. After a killed writer, a power cut, or a truncated or overwritten file, such
+pages count as missing and are fetched again. The bytes of a response are written as they arrive, and their sums only
+after the whole response was checked: until then they are not pages. Two processes that fetch the same page write the
+same bytes and the same sum to the same place. A file has its full length from the beginning and never changes it. A
+truncated file is not extended, which would show zeros to readers that have verified it, but replaced. An open file
+therefore stays valid, even after it is evicted.
 
-The sum is XXH3-64 (https://xxhash.com), which takes no noticeable time beside the copying.
+The sum is XXH3-64 (https://xxhash.com), whose cost is negligible beside the copying.
 
-Why not a file a page: on ext4 making and removing a file takes as long as writing a megabyte. A GB takes 1.3
-core-seconds to write in files of 256 KiB and 0.3 in files of 8 MiB, and 32 times as many pages stay open for reading.
+Why not one file per page: on ext4, creating and removing a file takes as long as writing a megabyte. Writing a GB takes
+1.3 core-seconds in files of 256 KiB and 0.3 in files of 8 MiB, and 32 times as many pages stay open for reading.
 """
 
 from __future__ import annotations
@@ -48,37 +48,37 @@ _SIZE_AT = _HEADER_BYTES - 8
 _DISK_BLOCK = 4096
 _NO_SUM = bytes(_SUM_BYTES)
 _FORMAT = 5
-"""Part of the name of each file: raised where the pages of earlier releases may be wrong, which drops them. Those of
-format 4 may hold what a server sent behind the range that was asked for."""
+"""Part of each file's name. A new number drops the pages of earlier releases, if these may be wrong. Pages of format 4
+may hold bytes that a server sent after the requested range."""
 _KEPT_SHARE = 0.9
 _RECOUNT_SHARE = 0.05
-"""Of the limit: after so many bytes were written, what others wrote is counted too."""
+"""Share of the limit: after writing this many bytes, other processes' writes are counted, too."""
 _PAUSE_SECONDS = 60.0
 _TOUCH_SECONDS = 60.0
 _MAX_KNOWN = 100_000
 _OPEN_SHARE = 8
-"""One in so many of the descriptors that a process may have, and of the bytes of the limit, is for open stretches: one
-that another process evicts takes its room on the disk until it is closed."""
+"""The open stretches may use one in this many of the process's file descriptors and of the bytes of the limit: a
+stretch that another process evicts occupies disk space until it is closed."""
 _MAX_OPEN = 1024
 _MOST_PARTS = 256
-"""Of a page, while its bytes come: the system writes 1,024 at once."""
+"""Maximum number of parts of a page while its bytes arrive: the system writes 1,024 at once."""
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
-"""A folder that others may write to may hold links, which lead anywhere."""
+"""A folder that others may write to may hold symbolic links, which could lead anywhere."""
 
 
 class PageCache:
     """A folder of pages. Thread-safe.
 
-    Nothing here raises because of the local disk but the making: what cannot be read is missing, what cannot be
-    written is not kept.
+    Apart from the constructor, nothing raises errors of the local disk: unreadable pages count as missing, and pages
+    that cannot be written are not cached.
 
     Args:
-        folder: Made if missing. All processes of a host should name the same one.
-        limit_bytes: What the pages may take on disk; the stretches go first that were read least recently. Several
-            processes that write at once may pass it by a twentieth each.
-        page_bytes: Of all pages but the last of an object; a multiple of 4096.
+        folder: Created if it is missing. All processes of a host should use the same one.
+        limit_bytes: Maximum size of the pages on disk; the least recently read stretches are evicted first. Processes
+            that write at the same time may exceed it by a twentieth each.
+        page_bytes: Size of all pages except the last one of an object; a multiple of 4096.
 
-    Raises ConfigError: the folder cannot be made.
+    Raises ConfigError: the folder cannot be created.
     """
 
     def __init__(self, folder: str, *, limit_bytes: int, page_bytes: int = 256 << 10, stretch_pages: int = 32) -> None:
@@ -91,18 +91,18 @@ class PageCache:
             os.makedirs(self.folder, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"cannot make the cache folder {self.folder}: {error.strerror}; name another as `cache_dir` in the "
-                "storage settings"
+                f"cannot create the cache folder {self.folder}: {error.strerror}; set `cache_dir` in the storage "
+                "settings to a writable folder"
             ) from error
         self._file_bytes = _HEADER_BYTES + page_bytes * stretch_pages
-        self.coming: dict[tuple[int, str, int], threading.Event] = {}
+        self.in_flight: dict[tuple[int, str, int], threading.Event] = {}
         self._opened: dict[str, _Stretch] = {}
         self._known: dict[str, _Known] = {}
-        self._gone: set[str] = set()  # what had to give way, while that is little
-        # One thread sums and writes at a time: dozens that do would mostly pass the interpreter's lock round.
+        self._evicted_paths: set[str] = set()  # evicted stretches, up to a limit
+        # One thread hashes and writes at a time: dozens would mostly contend for the GIL.
         self.writing = threading.Lock()
         self._space = threading.Lock()
-        self._used_bytes = limit_bytes  # so that the first write counts
+        self._used_bytes = limit_bytes  # so that the first write counts the files
         self._written_bytes = 0
         self._closed_until = 0.0
         self._warned = False
@@ -114,7 +114,7 @@ class PageCache:
         return CachedObject(self, os.path.join(self.folder, digest[:2], digest[2:]), size_bytes)
 
     def stretch(self, path: str, *, writing: bool = False) -> _Stretch:
-        """The open file of a stretch, made if it is missing and `writing`. Raises OSError."""
+        """The open file of a stretch, created if it is missing and `writing`. Raises OSError."""
         found = self._opened.get(path)
         now = time.monotonic()
         if found is not None and (writing or now > found.known.touch_at) and not self._serves(found, path, writing):
@@ -123,36 +123,36 @@ class PageCache:
             self._opened.pop(path, None)
             found = _Stretch(path, self.known(path), self._file_bytes if writing else None)
             self._opened[path] = found
-            with contextlib.suppress(StopIteration, RuntimeError, KeyError):  # other threads do the same
+            with contextlib.suppress(StopIteration, RuntimeError, KeyError):  # concurrent changes by other threads
                 while len(self._opened) > self._max_open():
                     del self._opened[next(iter(self._opened))]
         if now > found.known.touch_at:
             found.known.touch_at = now + _TOUCH_SECONDS
-            with contextlib.suppress(OSError):  # of somebody else's, say
+            with contextlib.suppress(OSError):  # for example, another user's file
                 os.utime(found.descriptor)
         return found
 
     def _serves(self, stretch: _Stretch, path: str, writing: bool) -> bool:
         status = os.fstat(stretch.descriptor)
-        if status.st_nlink == 0:  # evicted: a file that is there by now has other pages
+        if status.st_nlink == 0:  # evicted: a new file at this path has other pages
             self.forget(path)
             return False
-        # One that cannot be written to is of another user, or cut short.
+        # A file that is not writable belongs to another user, or was truncated.
         return not writing or (stretch.writable and status.st_size == self._file_bytes)
 
     def known(self, path: str) -> _Known:
-        """What this process knows of a stretch."""
+        """This process's knowledge of a stretch."""
         if len(self._known) > _MAX_KNOWN:
             self._known.clear()
         return self._known.setdefault(path, _Known(bytearray(_SUM_BYTES * self.stretch_pages)))
 
     def forget(self, path: str) -> None:
-        """A stretch is not what it was."""
+        """Discard the knowledge of a stretch, because its file has changed."""
         self._opened.pop(path, None)
         self._known.pop(path, None)
 
-    def make_room(self, size_bytes: int) -> bool:
-        """Count bytes that are about to be written, and evict if they would pass the limit; whether they fit."""
+    def reserve(self, size_bytes: int) -> bool:
+        """Reserve bytes for a write, and evict if the limit would be exceeded; returns whether they fit."""
         size_bytes = _HEADER_BYTES - (-size_bytes // _DISK_BLOCK) * _DISK_BLOCK
         if size_bytes > self.limit_bytes or time.monotonic() < self._closed_until:
             return False
@@ -163,7 +163,7 @@ class PageCache:
                 try:
                     with FileLock(os.path.join(self.folder, "evict.lock"), timeout=0):
                         self._used_bytes = self._evicted(size_bytes) + size_bytes
-                except Timeout:  # whoever else evicts makes room for this page too
+                except Timeout:  # another process is evicting, which makes space for this page, too
                     return self._used_bytes <= self.limit_bytes * (1 + _RECOUNT_SHARE)
                 except (OSError, NotImplementedError):  # the latter: a file system without locks
                     self._used_bytes = self.limit_bytes
@@ -172,13 +172,13 @@ class PageCache:
             return self._used_bytes <= self.limit_bytes
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
-        """(when it was used, bytes, path) of each file, without those that are being made."""
-        being_made = time.time() - _PAUSE_SECONDS  # an empty file that is older was left by a process that was killed
-        with contextlib.suppress(OSError), os.scandir(self.folder) as shelves:
-            for shelf in shelves:
-                if not shelf.is_dir(follow_symlinks=False):
+        """(time of use, bytes, path) of each file, except those being created."""
+        being_made = time.time() - _PAUSE_SECONDS  # an older empty file was left by a killed process
+        with contextlib.suppress(OSError), os.scandir(self.folder) as subfolders:
+            for subfolder in subfolders:
+                if not subfolder.is_dir(follow_symlinks=False):
                     continue
-                with contextlib.suppress(OSError), os.scandir(shelf) as entries:
+                with contextlib.suppress(OSError), os.scandir(subfolder) as entries:
                     for entry in entries:
                         with contextlib.suppress(FileNotFoundError):
                             status = entry.stat(follow_symlinks=False)
@@ -186,7 +186,7 @@ class PageCache:
                                 yield status.st_mtime, status.st_blocks * 512, entry.path
 
     def _evicted(self, needed_bytes: int) -> int:
-        """Count what is there, and remove the oldest until `needed_bytes` fit in; the bytes that are left."""
+        """Count the used bytes, and remove the oldest files until `needed_bytes` fit; returns the bytes used."""
         files = list(self._files())
         used = sum(size for _, size, _ in files)
         if used + needed_bytes <= self.limit_bytes:
@@ -199,23 +199,23 @@ class PageCache:
                 os.unlink(path)
                 used -= size
                 self.forget(path)
-                if len(self._gone) < _MAX_KNOWN:
-                    self._gone.add(path)
+                if len(self._evicted_paths) < _MAX_KNOWN:
+                    self._evicted_paths.add(path)
         return used
 
-    def gave_way(self, path: str) -> bool:
-        """Whether this process has evicted pages from this stretch before."""
-        return path in self._gone
+    def was_evicted(self, path: str) -> bool:
+        """Whether this process has evicted this stretch before."""
+        return path in self._evicted_paths
 
-    def give_up(self, error: OSError) -> None:
-        """Write nothing for a minute, and say so once, because something is wrong with the disk."""
+    def pause_writing(self, error: OSError) -> None:
+        """Stop writing for a minute, with one warning, because the disk has a problem."""
         self._closed_until = time.monotonic() + _PAUSE_SECONDS
         if not self._warned:
             self._warned = True
             _logger.warning(
-                "the page cache %s cannot be written (%s); reading goes on without adding to it. Up to %.1f GB of "
-                "pages are kept there: give it that much room, a smaller `cache_bytes`, or another `cache_dir` in the "
-                "storage settings",
+                "cannot write to the page cache %s (%s); reading continues without caching. It holds up to %.1f GB of "
+                "pages: free that much space, or set a smaller `cache_bytes`, or another `cache_dir`, in the storage "
+                "settings",
                 self.folder,
                 error,
                 self.limit_bytes / 1e9,
@@ -223,8 +223,8 @@ class PageCache:
 
     def _max_open(self) -> int:
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE
-        room = self.limit_bytes // (self.page_bytes * self.stretch_pages) // _OPEN_SHARE
-        return max(8, min(descriptors, room, _MAX_OPEN))
+        capacity = self.limit_bytes // (self.page_bytes * self.stretch_pages) // _OPEN_SHARE
+        return max(8, min(descriptors, capacity, _MAX_OPEN))
 
 
 class CachedObject:
@@ -241,18 +241,18 @@ class CachedObject:
         self.page_bytes = cache.page_bytes
 
     def read(self, start: int, stop: int) -> bytes | None:
-        """Bytes [start, stop) of the object, or None where a page of theirs is missing."""
+        """Bytes [start, stop) of the object, or None if a page of them is missing."""
         return self.read_each([start], [stop])[0]
 
     def read_each(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes | None]:
-        """Bytes [starts[i], stops[i]) of the object for every i, or None where a page of theirs is missing.
+        """Bytes [starts[i], stops[i]) of the object for every i, or None if a page of them is missing.
 
-        Of pages that this process has checked that is one `pread` each. What follows in the same stretch, as far as
-        the page that is next missing or not checked, costs nothing besides.
+        For pages that this process has checked, each is one `pread`. Ranges in the same stretch, up to the next missing
+        or unchecked page, need no further check.
         """
         found: list[bytes | None] = []
         stretch: _Stretch | None = None
-        low = high = shift = 0  # bytes [low, high) of the object are known to be there, in the stretch
+        low = high = shift = 0  # bytes [low, high) of the object are known to be in the stretch
         for start, stop in zip(starts, stops, strict=True):
             if low > start or stop > high:
                 number = start // self._stretch_bytes
@@ -279,7 +279,7 @@ class CachedObject:
                 data = os.pread(stretch.descriptor, stop - start, start + shift) if stretch else b""
             except OSError:
                 data = b""
-            if len(data) != stop - start:  # cut short, or on a bad part of the disk: what was known is not so
+            if len(data) != stop - start:  # truncated, or on a bad part of the disk: the knowledge is outdated
                 self._cache.forget(self._path_of(start // self._stretch_bytes))
                 stretch, low, high = None, 0, 0
                 found.append(None)
@@ -288,7 +288,7 @@ class CachedObject:
         return found
 
     def missing(self, first: int, stop: int) -> list[int]:
-        """Those of the pages [first, stop) that are absent or damaged. Each is checked once, and may go afterwards."""
+        """The pages in [first, stop) that are missing or damaged. Each is checked once, and may be evicted later."""
         return self._missing(range(first, stop))
 
     def _missing(self, pages: Iterable[int]) -> list[int]:
@@ -301,7 +301,7 @@ class CachedObject:
         return found
 
     def has_checked(self, first: int, stop: int) -> bool:
-        """Whether this process has found pages [first, stop) to be there; it looks at a file once a minute."""
+        """Whether this process has verified pages [first, stop); it checks a file again once a minute."""
         pages, now = self._cache.stretch_pages, time.monotonic()
         for number in range(first // pages, -(-stop // pages)):
             known = self._cache.known(self._path_of(number))
@@ -313,17 +313,18 @@ class CachedObject:
 
     @contextlib.contextmanager
     def fetching(self, pages: Iterable[int]) -> Generator[tuple[list[int], set[threading.Event]]]:
-        """Say which missing pages this thread is to fetch and `put` inside the block, and what the others wait for.
+        """Yield the missing pages that this thread must fetch and `put` inside the block, and events for the others.
 
         Other threads of this process are fetching the others, and set the events at the end of their blocks. Wait for
-        them behind the block, never inside: two threads would wait for each other.
+        them after the block, never inside: two threads would wait for each other.
         """
-        coming, process, mine = self._cache.coming, os.getpid(), threading.Event()  # nothing is coming after a fork
+        process, mine = os.getpid(), threading.Event()  # another process after a fork: nothing is in flight
+        in_flight = self._cache.in_flight
         others: set[threading.Event] = set()
         claimed: list[int] = []
         try:
             for page in pages:
-                event = coming.setdefault((process, self._path, page), mine)
+                event = in_flight.setdefault((process, self._path, page), mine)
                 if event is mine:
                     claimed.append(page)
                 else:
@@ -331,11 +332,11 @@ class CachedObject:
             yield self._missing(claimed), others
         finally:
             for page in claimed:
-                del coming[process, self._path, page]
+                del in_flight[process, self._path, page]
             mine.set()
 
     def discard(self, page: int) -> None:
-        """Remove a page that is wrong, whatever its sum says."""
+        """Remove a wrong page, even if its sum matches."""
         number, place = divmod(page, self._cache.stretch_pages)
         with contextlib.suppress(OSError):
             stretch = self._cache.stretch(self._path_of(number), writing=True)
@@ -343,13 +344,13 @@ class CachedObject:
         self._cache.forget(self._path_of(number))
 
     def put(self, first: int, data: bytes | memoryview) -> bool:
-        """Keep whole pages from `first` on, and let others have them; whether all of them are kept."""
+        """Cache whole pages from `first` on, for all processes; returns whether all of them were cached."""
         writer = PageWriter(self, first, first + -(-len(data) // self.page_bytes))
         writer.append(data)
         return writer.finish()
 
     def write(self, first: int, parts: Sequence[bytes | memoryview]) -> list[_Written | None]:
-        """Write whole pages from `first` on, or one in parts, without their sums; None stands for what was not kept."""
+        """Write whole pages from `first` on, or one in parts, without their sums; None for pages not cached."""
         data, size, pages = memoryview(parts[0]), self.page_bytes, self._cache.stretch_pages
         if len(parts) > 1:
             return [self._write(*divmod(first, pages), parts)]
@@ -363,7 +364,7 @@ class CachedObject:
     def _write(self, number: int, page: int, parts: Sequence[bytes | memoryview]) -> _Written | None:
         length, size, data = sum(map(len, parts)), self.page_bytes, parts[0]
         with self._cache.writing:
-            if not self._cache.make_room(length):
+            if not self._cache.reserve(length):
                 count(not_kept_bytes=length)
                 return None
             in_pages = [[data[at : at + size]] for at in range(0, len(data), size)] if len(parts) == 1 else [parts]
@@ -375,37 +376,37 @@ class CachedObject:
                     return None
                 _write(stretch.descriptor, parts, _HEADER_BYTES + page * size)
             except OSError as error:
-                self._cache.give_up(error)
+                self._cache.pause_writing(error)
                 return None
             return _Written(self._path_of(number), stretch, page, sums, length)
 
     def _may_replace(self, stretch: _Stretch, number: int, first: int, sums: bytes) -> bool:
-        """Whether pages, of which some have sums by now, may be written over, though other processes may read them.
+        """Whether pages, some with sums already, may be overwritten although other processes may read them.
 
-        Those that another process has kept meanwhile must be the same. A damaged one loses its sum. Raises OSError.
+        Pages that another process has cached meanwhile must be the same. A damaged one loses its sum. Raises OSError.
         """
         for page in range(first, first + len(sums) // _SUM_BYTES):
             if not self._check(stretch, number, page, page + 1):
                 _write(stretch.descriptor, [_NO_SUM], page * _SUM_BYTES)
             elif stretch.known.sum_of(page) != sums[(page - first) * _SUM_BYTES :][:_SUM_BYTES]:
                 _logger.warning(
-                    "%s: the store has sent different bytes for the same version of an object; those kept first stay, "
-                    "`energon-grain cache check --against URL` compares them with the store",
+                    "%s: the store sent different bytes for the same version of an object; the first ones are kept; "
+                    "run `energon-grain cache check --against URL` to compare them with the store",
                     self._path_of(number),
                 )
                 return False
         return True
 
     def seal(self, written: _Written) -> bool:
-        """Write the sums of pages that were written: from now on they are there; whether that succeeded."""
+        """Write the sums of written pages, which makes them valid; returns whether that succeeded."""
         try:
             _write(written.stretch.descriptor, [self.size_bytes.to_bytes(8, "little")], _SIZE_AT)
             _write(written.stretch.descriptor, [written.sums], written.page * _SUM_BYTES)
         except OSError as error:
-            self._cache.give_up(error)
+            self._cache.pause_writing(error)
             return False
         written.stretch.has(written.page, written.sums)
-        if self._cache.gave_way(written.path):
+        if self._cache.was_evicted(written.path):
             count(fetched_again_bytes=written.size_bytes)
         return True
 
@@ -423,7 +424,7 @@ class CachedObject:
             return None
 
     def _has(self, stretch: _Stretch, number: int, first: int, stop: int) -> bool:
-        """Whether pages [first, stop) of a stretch are there. Those that were not checked before are now."""
+        """Whether pages [first, stop) of a stretch are valid. Checks those that were not checked before."""
         wanted = _bits(first, stop)
         try:
             return stretch.there & wanted == wanted or self._check(stretch, number, first, stop)
@@ -432,7 +433,7 @@ class CachedObject:
             return False
 
     def _check(self, stretch: _Stretch, number: int, first: int, stop: int) -> bool:
-        """Whether pages [first, stop) of a stretch are there. A page is summed once a process, whatever is reopened."""
+        """Whether pages [first, stop) of a stretch are valid. A page is hashed once per process, even if reopened."""
         sums = os.pread(stretch.descriptor, stop * _SUM_BYTES, 0)
         for page in range(first, stop):
             place = slice(page * _SUM_BYTES, (page + 1) * _SUM_BYTES)
@@ -451,7 +452,7 @@ class CachedObject:
 
 @dataclass(slots=True)
 class _Written:
-    """Pages of a stretch whose bytes are written, and whose sums are not."""
+    """Pages of a stretch whose bytes are written, but not their sums."""
 
     path: str
     stretch: _Stretch
@@ -460,7 +461,7 @@ class _Written:
     size_bytes: int
 
     def extend(self, other: _Written) -> bool:
-        """Take pages that follow in the same file, so that their sums are written together; whether they do."""
+        """Merge pages that follow in the same file, to write their sums together; returns whether they follow."""
         if other.stretch is not self.stretch or other.page != self.page + len(self.sums) // _SUM_BYTES:
             return False
         self.sums += other.sums
@@ -469,9 +470,10 @@ class _Written:
 
 
 class PageWriter:
-    """Pages [first, stop) of an object, written as their bytes arrive, and kept once `finish` is called.
+    """Writes pages [first, stop) of an object as their bytes arrive; `finish` makes them valid.
 
-    Call it after the answer was checked. Without it nothing is kept, and `append` refuses bytes behind the last page.
+    Call `finish` after the response was checked. Without it nothing is cached. `append` refuses bytes after the last
+    page.
     """
 
     __slots__ = ("_kept", "_left_bytes", "_page", "_pages", "_rest", "_written")
@@ -485,7 +487,7 @@ class PageWriter:
         self._written: list[_Written] = []
 
     def append(self, piece: bytes | memoryview, /) -> None:
-        """Take what comes next, in pieces of any length. Raises ValueError behind the last page."""
+        """Take the next bytes, in pieces of any length. Raises ValueError after the last page."""
         data, size = memoryview(piece), self._pages.page_bytes
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
@@ -506,14 +508,14 @@ class PageWriter:
             self._rest = [data[whole:]]
 
     def finish(self) -> bool:
-        """Keep what was written, and let others have it, unless bytes are missing; whether all pages are kept."""
+        """Make the written pages valid, unless bytes are missing; returns whether all pages are cached."""
         if self._left_bytes:
             return False
         kept = [self._pages.seal(written) for written in self._written]
         return all(kept) and self._kept
 
     def _is_whole(self, length: int) -> bool:
-        """Whether so many bytes from here on are whole pages."""
+        """Whether this many bytes from the current page on are whole pages."""
         size = self._pages.page_bytes
         return length % size == 0 or self._page * size + length == self._pages.size_bytes
 
@@ -528,12 +530,12 @@ class PageWriter:
 
 @dataclass(slots=True)
 class _Known:
-    """What a process knows of a stretch, whether it has it open or not.
+    """This process's knowledge of a stretch, open or not.
 
     Attributes:
-        sums: Of the pages that it has found to be right, or has written.
+        sums: Sums of the pages that were verified or written.
         checked: Bit p: page p is one of them.
-        touch_at: When to say again that the file is being read.
+        touch_at: When to update the file's modification time again.
     """
 
     sums: bytearray
@@ -545,13 +547,13 @@ class _Known:
 
 
 class _Stretch:
-    """An open file of pages, closed when the last reader lets go of it.
+    """An open file of pages, closed when its last reader releases it.
 
     Attributes:
-        descriptor: Of the file.
-        writable: Whether it may be written.
-        known: Of what lies at its path.
-        there: Bit p: page p of this very file is right.
+        descriptor: The file descriptor.
+        writable: Whether the file may be written.
+        known: Knowledge of the stretch at its path.
+        there: Bit p: page p of this file is valid.
     """
 
     __slots__ = ("descriptor", "known", "there", "writable")
@@ -562,38 +564,38 @@ class _Stretch:
         self.there = 0
         self.writable = True
         if make_bytes is not None:
-            self.descriptor = _made(path, make_bytes)
+            self.descriptor = _open_or_create(path, make_bytes)
             return
         try:
             self.descriptor = os.open(path, os.O_RDWR | _FLAGS)
         except FileNotFoundError:
             raise
-        except OSError:  # another user's, or in a file system that may only be read
+        except OSError:  # another user's file, or a read-only file system
             self.writable = False
             self.descriptor = os.open(path, os.O_RDONLY | _FLAGS)
 
     def has(self, page: int, sums: bytes) -> None:
-        """Note that pages from `page` on are right, and have these sums."""
+        """Record that pages from `page` on are valid and have these sums."""
         pages = _bits(page, page + len(sums) // _SUM_BYTES)
         self.known.sums[page * _SUM_BYTES : page * _SUM_BYTES + len(sums)] = sums
         self.known.checked |= pages
         self.there |= pages
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # modules may be gone when programs end
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # modules may be gone at interpreter exit
         if self.descriptor >= 0:
             close(self.descriptor)
 
 
-_making = threading.Lock()
+_creating = threading.Lock()
 
 
-def _made(path: str, size_bytes: int) -> int:
-    """Open a file of a size for writing. If there is none, or a link or one of another size, a new one takes its place.
+def _open_or_create(path: str, size_bytes: int) -> int:
+    """Open a file of a size for writing. A missing file, a link, or one of another size is replaced by a new file.
 
-    Another process may do the same at the same time: then what is written into one of the two is not found again.
+    If another process does the same at the same time, one of the two files, and its pages, are lost.
     Raises OSError.
     """
-    with _making:
+    with _creating:
         with contextlib.suppress(FileNotFoundError):
             try:
                 descriptor = os.open(path, os.O_RDWR | _FLAGS)
@@ -618,13 +620,13 @@ def _made(path: str, size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """What a look at a file of pages found.
+    """Result of checking a file of pages.
 
     Attributes:
-        pages: That it has, with those that were damaged.
-        size_bytes: Of these.
-        damaged: Pages that were removed, as they are not what was written.
-        of_earlier_release: Whether it was removed as a whole, since no reader of this release looks at it.
+        pages: Number of its pages, including damaged ones.
+        size_bytes: Their size.
+        damaged: Number of removed pages, which did not match their sums.
+        of_earlier_release: Whether the whole file was removed, because this release does not read it.
     """
 
     pages: int = 0
@@ -634,7 +636,7 @@ class CheckedFile:
 
 
 def check_file(path: str, page_bytes: int, stretch_pages: int = 32) -> CheckedFile:
-    """Compare the pages of a file with their sums, and remove the others. Raises OSError."""
+    """Compare the pages of a file with their sums, and remove mismatches. Raises OSError."""
     number = int(path.rpartition("-")[2], 16)
     descriptor = os.open(path, os.O_RDWR | _FLAGS)
     try:
@@ -675,7 +677,7 @@ def _bits(first: int, stop: int) -> int:
 
 
 def _sum(*parts: bytes | memoryview) -> bytes:
-    """Of a page, whose parts lie one behind the other."""
+    """The sum of a page, given in consecutive parts."""
     found = xxhash.xxh3_64()
     for part in parts:
         found.update(part)

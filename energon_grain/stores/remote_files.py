@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of stores as a `ByteStore`: few large requests side by side, and every page fetched once a process.
+"""Objects of stores as a `ByteStore`: few large parallel requests, and every page fetched once per process.
 
-Ranges are rounded to pages of 256 KiB, which the cache on local disk keeps. Those that it has cost one `pread`; the
-others are fetched in runs, several at a time, kept, and handed to whoever asked. A page that another thread is fetching
-is waited for instead. Without a cache exactly what is asked for is fetched, and what is fetched ahead lies in memory.
+Ranges are rounded to pages of 256 KiB, which the cache on local disk stores. A cached range costs one `pread`. The
+others are fetched in runs, several at a time, cached, and returned to the caller. If another thread is already fetching
+a page, the caller waits for it. Without a cache, only the requested bytes are fetched, and prefetched bytes stay in
+memory.
 
-The first time that an object is asked for, its version (the entity tag) is learnt. From then on every answer must be
-of that version: an object that changes under a reader is an error, and never a mixture. Of a server that tells no
-versions nothing is kept on disk, and a change is not noticed.
+The version of an object (its entity tag) is determined at its first use. From then on every response must be of that
+version: a change of the object during a run raises an error, and versions are never mixed. Objects of a server without
+versions are not cached on disk, and their changes are not noticed.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ import numpy.typing as npt
 
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.cancellation import POLL_SECONDS, is_cancelled
-from energon_grain.storage.cores import over_forks
+from energon_grain.storage.cores import reset_after_fork
 from energon_grain.storage.digests import KnownDigests, ShardDigest
 from energon_grain.storage.remote import UNVERSIONED, Fetched, ObjectRange
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 from energon_grain.storage.traffic import count
 from energon_grain.storage.urls import scheme_of, without_revision
-from energon_grain.stores.compared import Compared
+from energon_grain.stores.compared import VerifiedPieces
 from energon_grain.stores.object_client import ObjectClient, shared_client
 from energon_grain.stores.object_error import ObjectError
 from energon_grain.stores.object_stores import NOT_NEEDED, Pieces
 from energon_grain.stores.page_cache import CachedObject, PageCache, PageWriter
 
 BLOCK_BYTES = 256 << 10
-"""A page of the cache; and what lies between two ranges takes less time to fetch than another request would."""
+"""Size of a cached page; a gap of this size between two ranges takes less time to fetch than another request."""
 _UNLIMITED = 1 << 62
-_STRETCHED = 1.25
-"""A request may be so much longer than the settings say: better than another one for a page or two."""
+_MAX_REQUEST_FACTOR = 1.25
+"""Maximum factor by which a request may exceed the configured size: better than another one for a page or two."""
 _ROUNDS = 5
-"""So often pages are fetched that others fetched in vain, or that were evicted; then ranges, past the cache."""
-_ADVICE = "begin anew, and let nothing write to a dataset that is being read"
+"""Number of tries for pages that other threads failed to fetch, or that were evicted; then ranges bypass the cache."""
+_ADVICE = "start again, and stop other processes from writing to the dataset"
 _marks = itertools.count()
 _Range = tuple[int, int, int]  # number of the object, first byte, one past the last
 _Pieces = TypeVar("_Pieces", bound=Pieces)
@@ -59,7 +60,7 @@ _Pieces = TypeVar("_Pieces", bound=Pieces)
 class RemoteFiles:
     """A `ByteStore` over object stores; paths are URLs.
 
-    With `digests` what comes of their objects is compared with them.
+    With `digests`, the bytes of their objects are verified.
     """
 
     merge_gap_bytes = 8192
@@ -87,19 +88,19 @@ class RemoteFiles:
         return version.size_bytes, version.generation
 
     def expect(self, path: str, version: tuple[int, bytes]) -> None:
-        """See `ByteStore`: nothing is asked of the store."""
+        """See `ByteStore`: makes no request."""
         known = self.versions.known(path)
         if known is None or (known.size_bytes, known.generation) != version:
             self.versions.expect(path, *version)
 
     def tails(self, paths: Sequence[str], starts: Sequence[int]) -> list[bytes]:
-        """The bytes of each object from `starts[i]` to its end: one request each, side by side. See `ByteStore`."""
+        """The bytes of each object from `starts[i]` to its end: one request each, in parallel. See `ByteStore`."""
         if _are_listed(paths):
             return self._kept_spans(paths, starts, [self.size(path) for path in paths])
         return self._client.map(lambda tail: self.versions.tail(*tail), list(zip(paths, starts, strict=True)))
 
     def peek(self, paths: Sequence[str], starts: Sequence[int], size_bytes: int) -> list[bytes]:
-        """See `ByteStore`: one small request each, side by side, past the cache."""
+        """See `ByteStore`: one small request each, in parallel, bypassing the cache."""
         if _are_listed(paths):
             return self._kept_spans(paths, starts, [start + size_bytes for start in starts])
 
@@ -116,7 +117,7 @@ class RemoteFiles:
         start: npt.NDArray[np.int64],
         stop: npt.NDArray[np.int64],
     ) -> list[bytes]:
-        """Read bytes [start[i], stop[i]) of `paths[file[i]]` for every i. Raises ReadError when one cannot be had."""
+        """Read bytes [start[i], stop[i]) of `paths[file[i]]` for every i. Raises ReadError if one is unavailable."""
         numbers: list[int] = file.tolist()
         starts: list[int] = start.tolist()
         stops: list[int] = stop.tolist()
@@ -127,7 +128,7 @@ class RemoteFiles:
             path, version, ends = paths[numbers[at]], versions[numbers[at]], stops[at:upto]
             if (end := max(ends)) > version.size_bytes:
                 raise ReadError(
-                    f"{path} has {version.size_bytes} bytes, but bytes up to {end} were asked for; "
+                    f"{path} has {version.size_bytes} bytes, but bytes up to {end} were requested; "
                     "the object was replaced by a shorter one after it was indexed: restore it, or run "
                     "`energon-grain prepare` again"
                 )
@@ -144,12 +145,12 @@ class RemoteFiles:
             ranges = ranges or list(zip(numbers, starts, stops, strict=True))
             self._fetch(paths, versions, ranges, found)
         for place, (number, begin, end) in enumerate(ranges):
-            if found[place] is None:  # what one page of it brings evicts another
+            if found[place] is None:  # one of its pages evicts another
                 found[place] = self.versions.bytes_of(paths[number], versions[number], begin, end)
         return found  # type: ignore[return-value]
 
     def _kept_spans(self, paths: Sequence[str], starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
-        """Bytes that a look takes: pages with the first and last samples, so that they are there offline, too."""
+        """Bytes for a header check, through the cache: the pages with the first and last samples then work offline."""
         for path, start, stop in zip(paths, starts, stops, strict=True):
             if not start <= stop <= self.size(path):
                 raise RangeError(
@@ -158,8 +159,8 @@ class RemoteFiles:
         return self.read_spans(paths, np.arange(len(paths)), np.array(starts), np.array(stops))
 
     @property
-    def keeps_on_disk(self) -> bool:
-        """Whether what is fetched ahead of need is there for all processes of this machine."""
+    def caches_on_disk(self) -> bool:
+        """Whether prefetched bytes are shared by all processes of this machine."""
         return self._cache is not None
 
     @property
@@ -167,8 +168,8 @@ class RemoteFiles:
         ahead_bytes = self.settings.ahead_bytes
         return ahead_bytes if self._cache is None else min(ahead_bytes, self._cache.limit_bytes // 2)
 
-    def is_kept(self, path: str, start: int, stop: int) -> bool:
-        """Whether bytes [start, stop) are known to be there, so that `keep` has nothing to do."""
+    def is_prefetched(self, path: str, start: int, stop: int) -> bool:
+        """Whether bytes [start, stop) are known to be cached, so that `prefetch` has nothing to do."""
         version = self.versions.known(path)
         if version is None:
             return False
@@ -177,19 +178,19 @@ class RemoteFiles:
             return not self._held.missing(self._mark + path, start, stop)
         return version.pages.has_checked(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
 
-    def keep(self, path: str, start: int, stop: int) -> bool:
-        """Fetch bytes [start, stop) ahead of need, except what is there or being fetched: into the cache, else memory.
+    def prefetch(self, path: str, start: int, stop: int) -> bool:
+        """Prefetch bytes [start, stop), except those cached or in flight: into the cache, else into memory.
 
-        Says whether they are kept. Raises ReadError.
+        Returns whether they are cached. Raises ReadError.
         """
-        mark = self._mark  # taken before the version: after `close` both are others
+        mark = self._mark  # taken before the version: `close` changes both
         version = self.versions.of(path)
         stop = min(stop, version.size_bytes)
         if version.pages is None:
             gaps = [(0, *version.compared(*gap)) for gap in self._held.missing(mark + path, start, stop)]
             for _, begin, end in self._requests(gaps, 0):
                 self._held.add(mark + path, begin, self.versions.read(path, version, begin, end, list))
-            if mark != self._mark:  # closed meanwhile: nobody would ever ask for it
+            if mark != self._mark:  # closed meanwhile: the bytes would never be used
                 self._held.discard(mark)
             return True
         missing = version.pages.missing(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
@@ -201,7 +202,7 @@ class RemoteFiles:
         return kept
 
     def close(self) -> None:
-        """Forget the versions of objects: reading again looks at them anew."""
+        """Forget the versions of objects: the next read determines them again."""
         self.versions.forget()
         mark, self._mark = self._mark, f"{next(_marks)} "
         self._held.discard(mark)
@@ -209,11 +210,11 @@ class RemoteFiles:
     def _fetch(
         self, paths: Sequence[str], versions: dict[int, Version], ranges: list[_Range], found: list[bytes | None]
     ) -> None:
-        """Fill in what was not there, and wait for what other threads are fetching: then it is there, or failed."""
+        """Fetch missing ranges, and wait for those that other threads are fetching until they are cached or failed."""
         fetched = HeldRanges(_UNLIMITED)
         left = [place for place, data in enumerate(found) if data is None]
         wanted = [ranges[place] for place in left]
-        coming: set[threading.Event] = set()
+        in_flight: set[threading.Event] = set()
 
         def fetch(request: _Range) -> None:
             number, begin, end = request
@@ -234,7 +235,7 @@ class RemoteFiles:
                     pages = _missing_pages(version.pages, (each for each in wanted if each[0] == number))
                     mine, others = claims.enter_context(version.pages.fetching(pages))
                     missing += [(number, *version.extent(page)) for page in mine]
-                    coming |= others
+                    in_flight |= others
             exact = [
                 (number, *versions[number].compared(begin, end))
                 for number, begin, end in wanted
@@ -243,18 +244,18 @@ class RemoteFiles:
             self._client.map(fetch, self._requests(missing, 0) + self._requests(exact, BLOCK_BYTES))
         for place, (number, begin, end) in zip(left, wanted, strict=True):
             found[place] = _assembled(versions[number].pages, fetched, paths[number], begin, end)
-        for each in coming:
+        for each in in_flight:
             _wait_for(each, paths[wanted[0][0]])
 
     def _requests(self, ranges: list[_Range], gap_bytes: int) -> list[_Range]:
-        """What to ask for: ranges with what lies between them, in even parts of about the bytes of a request."""
+        """The requests to send: ranges with their gaps, in even parts of about the size of a request."""
         runs: list[_Range] = []
         for number, begin, end in sorted(ranges):
             if runs and runs[-1][0] == number and begin - runs[-1][2] <= gap_bytes:
                 runs[-1] = (number, runs[-1][1], max(runs[-1][2], end))
             else:
                 runs.append((number, begin, end))
-        longest = self.settings.request_bytes * _STRETCHED
+        longest = self.settings.request_bytes * _MAX_REQUEST_FACTOR
         requests: list[_Range] = []
         for number, begin, end in runs:
             blocks = -(-(end - begin) // BLOCK_BYTES)
@@ -264,7 +265,7 @@ class RemoteFiles:
 
 
 def _are_listed(paths: Sequence[str]) -> bool:
-    """Whether the version of each is known without asking for it: those of the Hub stand in its lists."""
+    """Whether the version of each object is known without a request: lists of the Hub contain them."""
     return len(paths) > 0 and scheme_of(paths[0]) == "hf"
 
 
@@ -274,14 +275,14 @@ def _missing_pages(pages: CachedObject, ranges: Iterable[_Range]) -> list[int]:
 
 
 def _wait_for(fetched: threading.Event, path: str) -> None:
-    """Wait for a page that another thread fetches."""
+    """Wait for a page that another thread is fetching."""
     while not fetched.wait(POLL_SECONDS):
         if is_cancelled():
             raise ReadError(f"reading {path} failed: {NOT_NEEDED}")
 
 
 def _assembled(pages: CachedObject | None, fetched: HeldRanges, path: str, start: int, stop: int) -> bytes | None:
-    """Bytes [start, stop) from what was fetched and what is cached; None where something is missing."""
+    """Bytes [start, stop) from fetched and cached ranges; None if something is missing."""
     parts: list[bytes] = []
     at = start
     while at < stop:
@@ -298,9 +299,9 @@ def _assembled(pages: CachedObject | None, fetched: HeldRanges, path: str, start
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What is known of an object: `generation` changes whenever it does; without `pages` nothing is kept on disk.
+    """Version of an object: `generation` changes whenever the object does; without `pages` it is not cached on disk.
 
-    With a `digest` every page that comes is compared.
+    With a `digest`, every received page is compared.
     """
 
     size_bytes: int
@@ -313,14 +314,14 @@ class Version:
         return page * BLOCK_BYTES, min((page + 1) * BLOCK_BYTES, self.size_bytes)
 
     def compared(self, start: int, stop: int) -> tuple[int, int]:
-        """The bytes to ask for where [start, stop) are wanted: whole pages where there is a digest of each."""
+        """The range to request for [start, stop): whole pages if there is a digest of each."""
         if self.digest is None or start >= stop:
             return start, stop
         return start - start % BLOCK_BYTES, self.extent((stop - 1) // BLOCK_BYTES)[1]
 
 
 class ObjectVersions:
-    """Which version of each object a reader reads: its size and its generation."""
+    """The version of each object that a reader uses: its size and its generation."""
 
     def __init__(self, client: ObjectClient, cache: PageCache | None, digests: KnownDigests | None = None) -> None:
         self._client = client
@@ -329,11 +330,11 @@ class ObjectVersions:
         self._known: dict[str, Version] = {}
 
     def read(self, path: str, version: Version, start: int, stop: int, pieces: Callable[[], _Pieces]) -> _Pieces:
-        """Read bytes [start, stop) of a version as they come, past the cache, into what `pieces` makes for each answer.
+        """Read bytes [start, stop) of a version, bypassing the cache, into the receiver that `pieces` returns.
 
-        Where there is a digest of the object its whole pages are compared.
+        If there is a digest of the object, its whole pages are compared.
 
-        Raises MissingObjectError, RangeError, ReadError, and StaleIndexError where it was replaced.
+        Raises MissingObjectError, RangeError, ReadError, and StaleIndexError if the object was replaced.
         """
         wrong: list[int] = []
 
@@ -342,13 +343,13 @@ class ObjectVersions:
                 raise _changed(path, version.generation, generation)
             if size_bytes != version.size_bytes and generation != UNVERSIONED:
                 raise ObjectError(
-                    f"the answer says that it has {size_bytes} bytes, and an earlier one of the same version that it "
-                    f"has {version.size_bytes}",
-                    passing=True,
+                    f"the response reports a size of {size_bytes} bytes, but an earlier one of the same version "
+                    f"reported {version.size_bytes}",
+                    temporary=True,
                 )
             if version.digest is None:
                 return pieces()
-            return Compared(pieces(), version.digest, start, stop, wrong)
+            return VerifiedPieces(pieces(), version.digest, start, stop, wrong)
 
         try:
             found: Any = _there(path, self._client.read(ObjectRange(path, start, stop), begin)).pieces
@@ -359,7 +360,7 @@ class ObjectVersions:
             raise StaleIndexError(f"{error}; it was replaced by a shorter one while it was read; {_ADVICE}") from error
 
     def bytes_of(self, path: str, version: Version, start: int, stop: int) -> bytes:
-        """Read bytes [start, stop) of a version past the cache. Raises as `read` does."""
+        """Read bytes [start, stop) of a version, bypassing the cache. Raises as `read` does."""
         first, last = version.compared(start, min(stop, version.size_bytes))
         data = b"".join(self.read(path, version, first, max(last, stop), list))
         return data if len(data) == stop - start else data[start - first : stop - first]
@@ -368,25 +369,25 @@ class ObjectVersions:
         return self._known.get(path)
 
     def of(self, path: str) -> Version:
-        """Size and generation of an object, learnt once. Raises ReadError when there is none."""
+        """Size and generation of an object, determined once. Raises ReadError if it does not exist."""
         known = self._known.get(path)
         if known is not None:
             return known
-        found = _there(path, self._client.look(path))
+        found = _there(path, self._client.head(path))
         assert found.size_bytes is not None
         return self.expect(path, found.size_bytes, found.generation)
 
     def expect(self, path: str, size_bytes: int, generation: bytes) -> Version:
-        """Read an object in this version only, which somebody else learnt: nothing is asked. Raises StaleIndexError."""
+        """Use only this version of an object, without a request. Raises StaleIndexError."""
         digest = None if self._digests is None else self._digests.get(path)
         if digest is not None and digest.size_bytes != size_bytes:
             raise StaleIndexError(
-                f"{path}: has {size_bytes} bytes, and had {digest.size_bytes} when it was prepared; upload the shard "
+                f"{path}: has {size_bytes} bytes, but had {digest.size_bytes} when it was prepared; upload the shard "
                 "again, or prepare the dataset again with --digest"
             )
         pages = None
         if self._cache is not None and generation != UNVERSIONED:
-            # Pages that were compared have files of their own, so that no others are among them.
+            # Verified pages have separate files, so that unverified ones are never among them.
             kept_as = generation if digest is None else generation + bytes.fromhex(digest.digest)
             pages = self._cache.open(without_revision(path), kept_as, size_bytes)
         version = Version(size_bytes, generation, pages, digest)
@@ -396,8 +397,8 @@ class ObjectVersions:
         return known
 
     def tail(self, path: str, start: int) -> bytes:
-        """The bytes of an object from `start` to its end, in one request, from which its version is learnt."""
-        # From one byte before: a range that begins where the object ends is refused.
+        """The bytes of an object from `start` to its end, in one request, which also determines its version."""
+        # Start one byte earlier: a range that begins at the end of the object is refused.
         wanted = ObjectRange(path, start - 1) if start else ObjectRange(path)
         fetched = _there(path, self._client.read(wanted))
         data = fetched.data or b""
@@ -405,13 +406,13 @@ class ObjectVersions:
         return data[1:] if start else data
 
     def forget(self) -> None:
-        """Look at every object anew."""
+        """Determine the version of every object again."""
         self._known.clear()
 
 
 def _there(path: str, fetched: Fetched | None) -> Fetched:
     if fetched is None:
-        raise MissingObjectError(f"{path}: there is no such object")
+        raise MissingObjectError(f"{path}: no such object")
     return fetched
 
 
@@ -420,12 +421,12 @@ def _changed(path: str, old: bytes, new: bytes) -> StaleIndexError:
     return StaleIndexError(f"{path}: was replaced while it was read (version {then} then, {now} now); {_ADVICE}")
 
 
-_holding = over_forks(threading.Lock())
-"""Of all ranges that are held. It is had for microseconds."""
+_holding = reset_after_fork(threading.Lock())
+"""Lock of all held ranges; held for microseconds."""
 
 
 class HeldRanges:
-    """Ranges of objects in memory, those that came last. Thread-safe."""
+    """Ranges of objects in memory, up to a limit; the oldest are dropped first. Thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -434,7 +435,7 @@ class HeldRanges:
         self.size_bytes = 0
 
     def add(self, name: str, start: int, pieces: Iterable[bytes]) -> None:
-        """Hold the bytes of an object from `start` on, one piece behind the other, as far as they are not held yet."""
+        """Add the bytes of an object from `start` on, in consecutive pieces, except those already held."""
         with _holding:
             ranges = self._held.setdefault(name, [])
             for piece in pieces:
@@ -453,7 +454,7 @@ class HeldRanges:
             return _gaps(self._held.get(name, []), start, stop)
 
     def read(self, name: str, start: int, stop: int) -> bytes | None:
-        """Bytes [start, stop), or None where they are not all held."""
+        """Bytes [start, stop), or None if they are not all held."""
         with _holding:
             ranges = self._held.get(name, [])
             if start >= stop or _gaps(ranges, start, stop):
@@ -467,7 +468,7 @@ class HeldRanges:
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     def discard(self, prefix: str) -> None:
-        """Hold nothing of what has a name that begins so."""
+        """Drop all objects whose names begin with a prefix."""
         with _holding:
             for name in [name for name in self._held if name.startswith(prefix)]:
                 self.size_bytes -= sum(len(data) for _, data in self._held.pop(name))
@@ -500,12 +501,12 @@ def _gaps(ranges: list[tuple[int, memoryview]], start: int, stop: int) -> list[t
 
 @functools.cache
 def held_ranges(limit_bytes: int) -> HeldRanges:
-    """What all readers of this process hold together."""
+    """The ranges held by all readers of this process."""
     return HeldRanges(limit_bytes)
 
 
 def page_cache(settings: StorageSettings) -> PageCache | None:
-    """The cache of this process for these settings; None where they want none. Raises ConfigError."""
+    """The cache of this process for these settings; None if disabled. Raises ConfigError."""
     if settings.cache_bytes == 0:
         return None
     return _cache_in(os.path.join(settings.cache_folder, "pages"), settings.cache_bytes)

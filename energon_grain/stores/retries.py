@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a request to a store is made again: for as long as the settings say, with pauses, and with one log line for all.
+"""Retries of requests to stores: for as long as the settings allow, with delays, and one log line for all requests.
 
-A store that is restarted, or asks for fewer requests, is back in a minute or two, and a training run should wait for
-it. So failures that may pass are tried again by time (`retry_s`). A name that does not resolve, or a port that nothing
-listens on, is most often a typing error while nothing there has answered yet: that ends sooner.
+A store that restarts, or limits the request rate, is back in a minute or two, and a training run should wait for it.
+Temporary failures are therefore retried for a time (`retry_s`). An unknown host name, or a port on which nothing
+listens, is usually a typo until there was a first response: these retries end sooner.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from energon_grain.stores.object_error import ObjectError
 
 _logger = logging.getLogger("energon_grain")
 LOG_SECONDS = 10.0
-"""How often the log says that requests are being tried again."""
+"""Minimum interval of log messages about retries."""
 UNREACHABLE_SECONDS = 30.0
-"""How long a store that never answered this process is asked for an answer."""
+"""How long a store is retried that has never responded to this process."""
 _jitter = random.Random()
-"""Of its own: the state of the program's `random` is the program's."""
+"""Separate, so that the state of the program's `random` is not changed."""
 
 
 def most_attempts(settings: StorageSettings) -> int:
-    """How often a client that counts attempts should make a request: about as often as `retry_s` allows."""
+    """Number of attempts for clients that count them: about as many as `retry_s` allows."""
     if settings.attempts is not None:
         return settings.attempts
     return 2 + int(settings.retry_s / max(settings.longest_pause_s, 0.1))
@@ -38,9 +38,9 @@ def most_attempts(settings: StorageSettings) -> int:
 
 @dataclass(slots=True)
 class Outages:
-    """What the requests of one client know of each other. Thread-safe."""
+    """State shared by the requests of one client. Thread-safe."""
 
-    answered: set[str] = field(default_factory=set[str])
+    responded: set[str] = field(default_factory=set[str])
     _failing: dict[int, tuple[float, float]] = field(default_factory=dict[int, tuple[float, float]])
     _logged_at: float = -LOG_SECONDS
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -54,7 +54,7 @@ class Outages:
             self._failing.pop(id(trial), None)
 
     def log(self, message: str) -> None:
-        """Log a failure that is tried again, unless another was logged a moment ago."""
+        """Log a failure that is retried, unless another one was logged recently."""
         now = time.monotonic()
         with self._lock:
             if now - self._logged_at < LOG_SECONDS or not self._failing:
@@ -63,7 +63,7 @@ class Outages:
             since, clock = min(self._failing.values())
             others = len(self._failing) - 1
         at = time.strftime("%H:%M:%S", time.localtime(clock))
-        too = f", {others} other requests too" if others else ""
+        too = f", and {others} other requests" if others else ""
         _logger.warning("%s (failing since %s, for %.0f s%s)", message, at, now - since, too)
 
 
@@ -71,8 +71,8 @@ class Trial:
     """One request and its attempts. For one thread.
 
     Args:
-        doing: What the request is for, in messages: "reading s3://…".
-        url: Of the object.
+        doing: Purpose of the request, for messages: "reading s3://…".
+        url: URL of the object.
     """
 
     def __init__(self, settings: StorageSettings, outages: Outages, doing: str, url: str) -> None:
@@ -90,25 +90,25 @@ class Trial:
     def __exit__(self, *error: object) -> None:
         self._outages.ends(self)
 
-    def answered(self) -> None:
-        """The store has answered, whatever it said."""
-        self._outages.answered.add(self._store)
+    def responded(self) -> None:
+        """Record that the store has responded, with success or failure."""
+        self._outages.responded.add(self._store)
 
     def again(self, error: ObjectError) -> None:
-        """Wait until the next attempt. Raises RangeError, and ReadError where there is none."""
+        """Wait for the next attempt. Raises RangeError, and ReadError after the last attempt."""
         if not error.unreachable:
-            self.answered()
+            self.responded()
         if error.out_of_range:
-            raise RangeError(f"{self._doing}: the object ends before ({error})") from None
+            raise RangeError(f"{self._doing}: the object is shorter ({error})") from None
         elapsed_s = time.monotonic() - self._began_s
         limit_s = self._limit_s(error)
         left_s = limit_s - elapsed_s
-        if not error.passing or self.attempt == self._settings.attempts or left_s <= error.wait_s:
-            tried = f"{self.attempt} attempts in {elapsed_s:.1f} s" if error.passing else "not tried again"
-            way_out = f"; {error.way_out}" if error.way_out else ""
-            raise ReadError(f"{self._doing} failed: {error} ({tried}){way_out}") from None
+        if not error.temporary or self.attempt == self._settings.attempts or left_s <= error.wait_s:
+            tried = f"{self.attempt} attempts in {elapsed_s:.1f} s" if error.temporary else "not retried"
+            advice = f"; {error.advice}" if error.advice else ""
+            raise ReadError(f"{self._doing} failed: {error} ({tried}){advice}") from None
         self.attempt += 1
-        # With jitter, so that many readers do not come back all at once.
+        # With jitter, so that many readers do not retry all at once.
         pause_s = min(error.wait_s + self._pause_s * _jitter.uniform(0.5, 1.0), left_s)
         of = f" of {self._settings.attempts}" if self._settings.attempts else ""
         self._outages.begins(self)
@@ -121,6 +121,6 @@ class Trial:
 
     def _limit_s(self, error: ObjectError) -> float:
         limit_s = self._settings.retry_s
-        if error.unreachable and self._store not in self._outages.answered:
+        if error.unreachable and self._store not in self._outages.responded:
             return min(limit_s, UNREACHABLE_SECONDS)
         return limit_s

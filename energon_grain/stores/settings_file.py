@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file with storage settings."""
+"""The YAML file with storage settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALL, _STORE = Form(StorageSettings), Form(StoreSettings)
 
 
 def read_settings(path: str) -> StorageSettings:
-    """Read a file with settings, in YAML. Raises ConfigError."""
+    """Read a YAML file with settings. Raises ConfigError."""
     try:
         content = parse_yaml(Path(path).read_bytes(), where=path, written_floats=False)
     except OSError as error:
@@ -31,8 +31,8 @@ def read_settings(path: str) -> StorageSettings:
         if secret is not None:
             raise wrong(
                 place.at("stores", prefix, secret),
-                "credentials never stand here: give them in the environment, or in ~/.aws/credentials and name their "
-                "section by `profile`",
+                "credentials are not allowed here: set them in the environment, or in ~/.aws/credentials and name "
+                "their section with `profile`",
             )
     stores = {prefix: _STORE.read(store, place.at("stores", prefix)) for prefix, store in stores.items()}
     return _ALL.read({**given, "stores": stores}, place)

@@ -7,15 +7,12 @@
 
 `version` is the version of this format. `order_version` is the version of the streams: see `ORDER_VERSION`.
 `host` is the [host, hosts] that saved the cursor. A cursor merged from all hosts has [0, 1], like that of one host.
-`drops` is empty until a sample is dropped. Then it holds the drop count of each lane of the host, packed. A missing
-`drops` means the same as an empty one.
+`drops` is empty (or missing) until a sample is dropped. Then it holds the drop count of each lane of the host, packed.
 `held` is the state of each lane of the host, if lanes run a program (filters, groups, packs): the positions that each
-lane holds, as packed differences.
-`skipped` lists the [step, steps] of skipped ranges.
+lane holds, as packed differences. `skipped` lists the [step, steps] of skipped ranges.
 `plans` exists if the order folds over known values of samples (`samplers.fold`): the carries to continue from, packed.
 `manifest` holds all settings, to name those that differ in a mismatch: JSON, compressed by zlib, in base64 (older
-releases wrote plain JSON). A *saved* cursor always has it; other cursors only if it is short, that is with few datasets
-(`SHORT_MANIFEST`).
+releases wrote plain JSON). A *saved* cursor always has it; others only with few datasets (`SHORT_MANIFEST`).
 `check` is a checksum of everything else: 8 bytes of BLAKE2b of the JSON with sorted keys and no spaces. Cursors without
 one, from older releases, are accepted.
 """

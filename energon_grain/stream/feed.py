@@ -183,7 +183,7 @@ class LaneChunks:
         shares = self._shares()
         if not shares:
             raise StopIteration
-        prefetched = self._ahead.prefetched(self._feeds, shares)
+        ahead = self._ahead.prefetched(self._feeds, shares)
         runs = [(feed, feed.scheduled, feed.scheduled + count) for feed, count in shares]
         runs, parts, draws = _drawn(runs)
         sizes = np.cumsum(self._sources.sizes(draws))
@@ -201,9 +201,7 @@ class LaneChunks:
         fits = min(fits, len(draws))
         self._pending.append(pending)
         self._number += 1
-        return Chunk(
-            number=self._number - 1, draws=draws[:fits], size_bytes=int(sizes[fits - 1]), prefetched=prefetched
-        )
+        return Chunk(number=self._number - 1, draws=draws[:fits], size_bytes=int(sizes[fits - 1]), prefetched=ahead)
 
     def _shares(self) -> list[tuple[FeedLane, int]]:
         """How many further rounds to read for which feeds, the most urgent first."""

@@ -286,9 +286,7 @@ def place_in_pass(spec: StreamSpec, share: Share, pass_number: int, pass_step: i
         before = _steps_of_passes(spec.order, plan, pass_number)
         item = pass_step * plan.global_batch
     if spec.order.start(pass_number) + item + plan.global_batch > POSITIONS:
-        raise StateError(
-            f"step {pass_step} of pass {pass_number}: the order has no such position; positions are below 2**62"
-        )
+        raise StateError(f"step {pass_step} of pass {pass_number}: the order has no such position (they end at 2**62)")
     return Progress(
         step=before + pass_step,
         pass_number=pass_number,

@@ -52,7 +52,7 @@ class Placing(Protocol):
     """Assigns items to places. Picklable, and identical on every host."""
 
     @property
-    def asked(self) -> str:
+    def requested_by(self) -> str:
         """The option that requested it, as the beginning of a message."""
         ...
 

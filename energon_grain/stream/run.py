@@ -19,9 +19,8 @@ class SampleRecord:
     """One sample of a global batch.
 
     Attributes:
-        item: Number of the item in the stream (in its pass, if passes are finite). If lanes make items from samples: of
-            the item that this sample was used for. If a hook makes several items from several samples, each item used
-            all of them.
+        item: Number of the item in the stream (in its pass, if passes are finite) that this sample was used for. If a
+            hook makes several items from several samples, each item used all of them.
         host: Host that delivers it, with the current number of hosts.
         dataset: Folder of the leaf.
         shard: Shard, relative to the dataset.

@@ -181,8 +181,7 @@ _SHOWN = 4
 """Number of leaves that a representation names."""
 _PASS_BITS = 40
 _MAX_LANE_DISTANCE = 1 << 20
-"""Maximum distance in positions between lanes of an order with folds, plus a quarter of the position: all positions in
-between are planned."""
+"""Maximum distance of lanes of an order with folds, plus a quarter of their position: all in between is planned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

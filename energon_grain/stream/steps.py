@@ -333,55 +333,50 @@ class Production:
         plan = self._plan
         first = self.share.first_at(item)
         taken = self._assembly.take(first, plan.batch_size)
-        following_item = item + plan.global_batch * self.share.stride
+        after = item + plan.global_batch * self.share.stride
         if taken.made is not None:
-            return taken.made, [], None, following_item
+            return taken.made, [], None, after
         if not taken.missing:
             # Every batch of a padded pass has a mask, so that the last one has the same structure as the others.
             valid = np.ones(plan.batch_size, np.bool_) if plan.pads else None
-            if (
-                self._work is not None
-                and valid is not None
-                and plan.length is not None
-                and following_item > plan.length
-            ):
+            if self._work is not None and valid is not None and plan.length is not None and after > plan.length:
                 items = self._work.items(self.share.to_global(np.arange(first, first + plan.batch_size)))
                 valid = items < plan.length
-            return taken.samples, taken.restore_keys, valid, following_item
+            return taken.samples, taken.restore_keys, valid, after
         if isinstance(self._assembly, LaneProgram):
-            return self._collect_at_end(self._assembly, taken, following_item)
+            return self._collect_at_end(self._assembly, taken, after)
         if plan.keeps:
-            taken, following_item = self._continued(taken, following_item, plan.exhausted)
-            return taken.samples, taken.restore_keys, None, following_item
+            taken, after = self._continued(taken, after, plan.exhausted)
+            return taken.samples, taken.restore_keys, None, after
         items = self.share.to_global(first + np.asarray(taken.missing, np.int64))
         samples, keys, valid = _filled(taken, iter(self._fillers(items)))
         # Only padding is marked: last_batch="drop" promises batches of the same structure.
-        return samples, keys, valid if plan.pads else None, following_item
+        return samples, keys, valid if plan.pads else None, after
 
-    def _continued(self, taken: Taken, following_item: int, ended: Callable[[int], bool]) -> tuple[Taken, int]:
+    def _continued(self, taken: Taken, after: int, ended: Callable[[int], bool]) -> tuple[Taken, int]:
         """One host: replace missing items by items after the gaps of dropped samples, or of lanes that ended."""
-        while taken.missing and not ended(following_item):
-            more = self._assembly.take(self.share.first_at(following_item), len(taken.missing))
-            following_item += len(taken.missing)
+        while taken.missing and not ended(after):
+            more = self._assembly.take(self.share.first_at(after), len(taken.missing))
+            after += len(taken.missing)
             taken = Taken(taken.samples + more.samples, taken.restore_keys + more.restore_keys, more.missing)
-        return taken, following_item
+        return taken, after
 
     def _collect_at_end(
-        self, lanes: LaneProgram, taken: Taken, following_item: int
+        self, lanes: LaneProgram, taken: Taken, after: int
     ) -> tuple[list[Any], list[tuple[Any, ...]], Any, int]:
         """As `_collect`, after lanes have begun to end, each at its own item."""
         plan, one_host = self._plan, self.share.hosts == 1
         if plan.pads:
             while one_host and not taken.samples and not lanes.ended:
-                taken, following_item = lanes.take(following_item, plan.batch_size), following_item + plan.batch_size
+                taken, after = lanes.take(after, plan.batch_size), after + plan.batch_size
             if one_host and not taken.samples:
-                return [], [], None, following_item
-            return *_filled(taken, (lanes.filler() for _ in taken.missing)), following_item
+                return [], [], None, after
+            return *_filled(taken, (lanes.filler() for _ in taken.missing)), after
         if one_host:
-            taken, following_item = self._continued(taken, following_item, lambda _: lanes.ended)
+            taken, after = self._continued(taken, after, lambda _: lanes.ended)
         if taken.missing and not plan.keeps:
-            return [], [], None, following_item
-        return taken.samples, taken.restore_keys, None, following_item
+            return [], [], None, after
+        return taken.samples, taken.restore_keys, None, after
 
     def _fillers(self, items: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[Any, tuple[Any, ...]]]:
         """One good sample for each item beyond the pass: of position `item mod length`, or the next good one."""
@@ -392,9 +387,7 @@ class Production:
             positions = ((item + offset) % length for offset in range(length))
             sample = self._first_good(positions, item // self.share.hosts)
             if sample is None:
-                raise EmptyDatasetError(
-                    f"every one of the {length} samples of the pass was dropped; see the log for why"
-                )
+                raise EmptyDatasetError(f"all {length} samples of the pass were dropped; see the log for why")
             found.append(sample)
         return found
 

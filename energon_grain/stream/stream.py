@@ -288,7 +288,7 @@ class Stream:
             with self.turn:
                 if self._closed_at:
                     raise ValueError(
-                        f"this loader was closed at {self._closed_at}; make a new one and restore the state"
+                        f"the loader was closed at {self._closed_at}; make a new one and restore the state"
                     )
                 if self._progress.ended:
                     raise StopIteration

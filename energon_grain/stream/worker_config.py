@@ -142,6 +142,11 @@ class WorkerConfig:
     `num_workers` and `worker_type` affect only speed. Processes with equal `rank` and `world_size` (tensor-parallel
     replicas) get equal data. Two configurations are equal if their rank, world_size and num_workers are.
 
+    Example:
+        Take rank and world size from `jax.distributed`, and read with four threads:
+
+            config = WorkerConfig.default_worker_config(num_workers=4)
+
     Attributes:
         rank: This host, in [0, world_size).
         world_size: Number of data-parallel hosts.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a test dataset: emptied, filled with shards, damaged where asked, prepared."""
+"""The folder of a test dataset: emptied, filled with shards, damaged if requested, prepared."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ def write_tars(
     name: str = "shard_{:03d}.tar",
     tar_format: int = tarfile.GNU_FORMAT,
 ) -> list[Path]:
-    """Write samples as tar shards below `root`, the same bytes for the same samples.
+    """Write samples as tar shards below `root`, with the same bytes for the same samples.
 
-    A sample is a mapping with its key at `__key__` and its parts by name. Parts that are bytes are written as they are;
-    text as UTF-8, integers as text, arrays as `.npy` files, lists and mappings as JSON.
+    A sample is a mapping with its key at `__key__` and its parts by name. Bytes are written unchanged, text as UTF-8,
+    integers as text, arrays as `.npy` files, lists and mappings as JSON.
 
     Args:
-        root: The folder, made where it is missing.
+        root: The folder, created if missing.
         samples: The samples, in order. With `samples_per_shard` they are consumed one shard at a time.
-        shards: Number of shards; the samples are cut into that many runs, whose lengths differ by at most one.
-        samples_per_shard: Samples of each shard but the last; give this or `shards`. One shard if neither is given.
-        name: File name by shard number, relative to `root`; may hold folders.
+        shards: Number of shards; the samples are divided into that many runs, whose lengths differ by at most one.
+        samples_per_shard: Samples of each shard except the last; use this or `shards`. Default: one shard.
+        name: File name by shard number, relative to `root`; may contain folders.
         tar_format: `tarfile.USTAR_FORMAT`, `GNU_FORMAT` or `PAX_FORMAT`.
 
     Returns:
         The tars, in order.
 
     Raises:
-        ConfigError: Both or impossible numbers are given, or a sample has no key.
+        ConfigError: Both numbers are set, a number is invalid, or a sample has no key.
     """
     if shards is not None and samples_per_shard is not None:
-        raise ConfigError("Give `shards` or `samples_per_shard`, not both")
+        raise ConfigError("shards and samples_per_shard are both set: use only one of them")
     if (shards is not None and shards < 1) or (samples_per_shard is not None and samples_per_shard < 1):
-        raise ConfigError(f"shards={shards}, samples_per_shard={samples_per_shard}: must be at least 1")
+        raise ConfigError(f"shards={shards}, samples_per_shard={samples_per_shard}: expected at least 1")
     paths: list[Path] = []
     runs = _runs_of(samples, samples_per_shard) if samples_per_shard else _cut(list(samples), shards or 1)
     for number, run in enumerate(runs):
@@ -66,7 +66,7 @@ def write_tars(
 
 
 def encode_part(value: Any) -> bytes:
-    """Return the bytes of a part: see `write_tars`."""
+    """Return the bytes of a part; see `write_tars`."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, str):
@@ -80,12 +80,12 @@ def encode_part(value: Any) -> bytes:
 
 def _add_sample(tar: tarfile.TarFile, sample: Mapping[str, Any]) -> None:
     if "__key__" not in sample:
-        raise ConfigError(f"A sample with the parts {sorted(sample)} has no `__key__`")
+        raise ConfigError(f"a sample with the parts {sorted(sample)} has no `__key__`: add one")
     for part, value in sample.items():
         if part == "__key__":
             continue
         payload = encode_part(value)
-        member = tarfile.TarInfo(f"{sample['__key__']}.{part}")  # time 0, owner 0: nothing depends on the machine
+        member = tarfile.TarInfo(f"{sample['__key__']}.{part}")  # time 0, owner 0: independent of the machine
         member.size = len(payload)
         tar.addfile(member, io.BytesIO(payload))
 
@@ -110,7 +110,7 @@ _MARK = ".energon-grain-test-data"
 
 
 class Options(TypedDict, total=False):
-    """What every dataset of `energon_grain.testing` can be asked for."""
+    """Options of every dataset in `energon_grain.testing`."""
 
     n: int
     shards: int
@@ -124,9 +124,9 @@ class Recipe:
     """How the samples of a kind of dataset are made.
 
     Attributes:
-        parts: Makes the parts of sample i with a generator that is its own.
-        breaks: The part that is damaged in broken samples; None where nothing is ever decoded.
-        sample_type: The type that `dataset.yaml` names; None for a crude dataset.
+        parts: Makes the parts of sample i with its own random generator.
+        breaks: The part that is damaged in broken samples; None if no part is decoded.
+        sample_type: The sample type in `dataset.yaml`; None for a crude dataset.
         field_map: Its field map.
     """
 
@@ -137,22 +137,22 @@ class Recipe:
 
 
 def write_dataset(root: str | os.PathLike[str], recipe: Recipe, **options: Unpack[Options]) -> Path:
-    """Write a dataset by `recipe`; `energon_grain.testing` says what the options are.
+    """Write a dataset from `recipe`; for the options, see `energon_grain.testing`.
 
     Raises:
-        ConfigError: The options do not fit each other, or `root` holds files that such a call did not write.
+        ConfigError: The options contradict each other, or `root` contains files that such a call did not write.
     """
     root = Path(root)
     unknown = options.keys() - Options.__annotations__.keys()
     if unknown:
-        raise TypeError(f"there is no option {sorted(unknown)[0]!r}; there are {', '.join(Options.__annotations__)}")
+        raise TypeError(f"unknown option {sorted(unknown)[0]!r}. Known options: {', '.join(Options.__annotations__)}")
     n, shards, broken = options.get("n", 100), options.get("shards", 4), frozenset(options.get("broken", ()))
     if not 1 <= shards <= n:
-        raise ConfigError(f"n={n}, shards={shards}: every shard needs at least one sample, and there must be one shard")
+        raise ConfigError(f"n={n}, shards={shards}: expected at least one shard, and one sample per shard")
     if broken and recipe.breaks is None:
         raise ConfigError("broken=...: the parts of this dataset stay bytes, so none of them can fail to decode")
     if not all(0 <= number < n for number in broken):
-        raise ConfigError(f"broken={sorted(broken)}: samples are numbered from 0 to {n - 1}")
+        raise ConfigError(f"broken={sorted(broken)}: expected sample numbers from 0 to {n - 1}")
     _empty(root)
     paths = write_tars(root, _samples(recipe, n, options.get("seed", 0), broken), shards=shards)
     if options.get("prepared", True):
@@ -169,7 +169,7 @@ def _samples(recipe: Recipe, n: int, seed: int, broken: Collection[int]) -> Iter
 
 
 def _break(payload: bytes) -> bytes:
-    """Return bytes that neither an image decoder nor JSON, integers, arrays or UTF-8 make anything of."""
+    """Return bytes that are invalid as image, JSON, integer, array and UTF-8."""
     return payload[: len(payload) // 8] + b"\xff\x00 broken on purpose"
 
 
@@ -190,7 +190,7 @@ def _prepare(root: Path, recipe: Recipe, shards: list[str]) -> None:
 
 
 def _empty(root: Path) -> None:
-    """Make `root` a folder that holds nothing but our mark."""
+    """Make `root` a folder that contains only the mark."""
     root.mkdir(parents=True, exist_ok=True)
     if (root / _MARK).exists():
         for path in root.iterdir():
@@ -199,5 +199,5 @@ def _empty(root: Path) -> None:
             else:
                 path.unlink()
     if any(root.iterdir()):
-        raise ConfigError(f"{root}: holds files that energon_grain.testing did not write; give a new or empty folder")
-    (root / _MARK).write_text("Written by energon_grain.testing, which replaces this folder when asked again.\n")
+        raise ConfigError(f"{root}: contains files that energon_grain.testing did not write: use a new or empty folder")
+    (root / _MARK).write_text("Written by energon_grain.testing, which replaces this folder when it runs again.\n")

@@ -36,7 +36,7 @@ _RGB = (
 
 
 def draw_picture(rng: np.random.Generator, colour: int, size: Size) -> npt.NDArray[np.uint8]:
-    """Draw a picture of one of `COLOURS` on black: a gradient with noise, so that it compresses like a photograph.
+    """Draw a picture in one of `COLOURS` on black: a gradient with noise, which compresses like a photograph.
 
     Returns:
         (height, width, 3)
@@ -59,11 +59,11 @@ def encode_picture(picture: npt.NDArray[np.uint8], kind: Literal["JPEG", "PNG"])
 
 
 _VOCABULARY = (
-    "a the one some every old new small bright quiet river mountain teacher garden window letter morning engine "
-    "crosses finds follows opens paints carries remembers counts between under over beside without several stones "
-    "birds houses questions answers größe façade naïve 東京 лес"
+    "a,the,one,some,every,old,new,small,bright,quiet,river,mountain,teacher,garden,window,letter,morning,engine,"
+    "crosses,finds,follows,opens,paints,carries,remembers,counts,between,under,over,beside,without,several,stones,"
+    "birds,houses,questions,answers,größe,façade,naïve,東京,лес"
 )
-_WORDS = _VOCABULARY.split()
+_WORDS = _VOCABULARY.split(",")
 
 
 def make_sentence(rng: np.random.Generator, least: int = 4, most: int = 12) -> str:
@@ -73,7 +73,7 @@ def make_sentence(rng: np.random.Generator, least: int = 4, most: int = 12) -> s
 
 
 def make_text(rng: np.random.Generator, least_bytes: int) -> str:
-    """Return sentences of at least `least_bytes` bytes together, UTF-8 encoded, and less than 120 bytes more."""
+    """Return sentences of at least `least_bytes` bytes in total, in UTF-8, and less than 120 bytes more."""
     sentences: list[str] = []
     size = 0
     while size < least_bytes or not sentences:
@@ -89,12 +89,12 @@ def make_text_dataset(root: str | os.PathLike[str], *, text_bytes: int = 100, **
 
 
 def make_crude_dataset(root: str | os.PathLike[str], *, text_bytes: int = 100, **options: Unpack[Options]) -> Path:
-    """Write a crude dataset with the parts `txt` and `json`, to be cooked in the task encoder."""
+    """Write a crude dataset with the parts `txt` and `json`, to be cooked by the task encoder."""
     return write_dataset(root, Recipe(parts=_text_parts(text_bytes), breaks="json"), **options)
 
 
 def make_blob_dataset(root: str | os.PathLike[str], *, sample_bytes: int = 1000, **options: Unpack[Options]) -> Path:
-    """Write a crude dataset with one part `bin` of `sample_bytes` random bytes. It has nothing that could be broken."""
+    """Write a crude dataset with one part `bin` of `sample_bytes` random bytes, which cannot be broken."""
 
     def parts(i: int, rng: np.random.Generator) -> Mapping[str, Any]:
         return {"bin": rng.bytes(sample_bytes)}
@@ -114,9 +114,9 @@ _TYPES = frozenset(("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", 
 
 
 def encode_tensors(arrays: Sequence[npt.NDArray[Any]]) -> bytes:
-    """Return a tensor binary with these arrays. `transforms.decode.decode_tenbin` describes the layout.
+    """Return a tensor binary with these arrays. For the layout, see `transforms.decode.decode_tenbin`.
 
-    Raises ValueError if the format has no such type of array.
+    Raises ValueError if the format does not support the type of an array.
     """
     return b"".join(
         _tenbin_chunk(_header(array)) + _tenbin_chunk(np.ascontiguousarray(array).tobytes()) for array in arrays
@@ -126,7 +126,7 @@ def encode_tensors(arrays: Sequence[npt.NDArray[Any]]) -> bytes:
 def _header(array: npt.NDArray[Any]) -> bytes:
     name = array.dtype.str[1:]
     if name not in _TYPES:
-        raise ValueError(f"Tensor binaries hold no arrays of {array.dtype}")
+        raise ValueError(f"tensor binaries do not support arrays of {array.dtype}")
     return struct.pack(f"<8s8sq{array.ndim}q", name.encode(), b"", array.ndim, *array.shape)
 
 
@@ -138,10 +138,10 @@ def _tenbin_chunk(content: bytes) -> bytes:
 def make_interleaved_dataset(
     root: str | os.PathLike[str], *, image_size: Size = SMALL, **options: Unpack[Options]
 ) -> Path:
-    """Write pages of texts and pictures: parts `0.jpg`, `1.jpg` …, and `json` with the order of all.
+    """Write pages of texts and pictures: parts `0.jpg`, `1.jpg` …, and `json` with the order.
 
-    `json[sequence]` holds texts as they are and pictures as `{"part": "0.jpg"}`. No field map can make an
-    `InterleavedSample` of that, so the dataset is crude: `Cooker(cook_interleaved)` does it.
+    `json[sequence]` contains texts directly and pictures as `{"part": "0.jpg"}`. A field map cannot make an
+    `InterleavedSample` from that, so the dataset is crude; use `Cooker(cook_interleaved)`.
     """
 
     def parts(i: int, rng: np.random.Generator) -> Mapping[str, Any]:
@@ -166,10 +166,10 @@ def cook_interleaved(crude: Mapping[str, Any]) -> InterleavedSample:
 def make_similarity_interleaved_dataset(
     root: str | os.PathLike[str], *, image_size: Size = (8, 8), **options: Unpack[Options]
 ) -> Path:
-    """Write `SimilarityInterleavedSample`s of some pictures and texts.
+    """Write `SimilarityInterleavedSample`s of a few pictures and texts.
 
-    The pictures, uint8 (3, height, width), are a tensor binary `images.ten`, their similarities to the texts
-    `similarity.npy`; the texts and the best match of each picture are in `json`.
+    The pictures, uint8 (3, height, width), are a tensor binary `images.ten`, their similarities to the texts are
+    `similarity.npy`. The texts and the best match of each picture are in `json`.
     """
 
     def parts(i: int, rng: np.random.Generator) -> Mapping[str, Any]:
@@ -199,7 +199,7 @@ _HAS_INDEX, _KEY_FRAME = 0x10, 0x10
 
 
 def encode_avi(pictures: Sequence[bytes], size: tuple[int, int], *, frames_per_second: int) -> bytes:
-    """Return an AVI file that shows JPEG pictures one after the other.
+    """Return an AVI file that shows JPEG pictures in sequence.
 
     The layout follows Microsoft's description of RIFF AVI 1.0: headers, frames, and an index of the frames.
     """
@@ -240,7 +240,7 @@ _ANSWERS = {"context": "json[question]", "answers": "json[answers]", "answer_wei
 
 
 def make_vqa_dataset(root: str | os.PathLike[str], *, image_size: Size = SMALL, **options: Unpack[Options]) -> Path:
-    """Write `VQASample`s: a part `jpg`, question and two answers in `json`, the weights of these in `weights.npy`."""
+    """Write `VQASample`s: a part `jpg`, a question with two answers in `json`, and their weights in `weights.npy`."""
 
     def parts(i: int, rng: np.random.Generator) -> Mapping[str, Any]:
         colour = int(rng.integers(len(COLOURS)))
@@ -253,7 +253,7 @@ def make_vqa_dataset(root: str | os.PathLike[str], *, image_size: Size = SMALL, 
 def make_multi_choice_vqa_dataset(
     root: str | os.PathLike[str], *, image_size: Size = SMALL, **options: Unpack[Options]
 ) -> Path:
-    """Write `MultiChoiceVQASample`s: a part `jpg`; question, four choices and the place of the right one in `json`."""
+    """Write `MultiChoiceVQASample`s: a part `jpg`; a question, four choices and the correct position in `json`."""
 
     def parts(i: int, rng: np.random.Generator) -> Mapping[str, Any]:
         choices = rng.permutation(len(COLOURS))[:4]
@@ -276,9 +276,10 @@ def make_multi_choice_vqa_dataset(
 def make_vid_qa_dataset(
     root: str | os.PathLike[str], *, image_size: Size = (32, 48), frames: int = 5, **options: Unpack[Options]
 ) -> Path:
-    """Write `VidQASample`s: a part `avi` with a short Motion JPEG video, and the rest as in `make_vqa_dataset`.
+    """Write `VidQASample`s: a part `avi` with a short Motion JPEG video, and the other parts of `make_vqa_dataset`.
 
-    Videos are decoded when a program asks for frames, so a broken one fails only then; broken here are the questions.
+    Videos are decoded when a program requests frames, so a broken video would fail only then. Broken samples here have
+    broken questions.
     """
 
     def parts(i: int, rng: np.random.Generator) -> Mapping[str, Any]:
@@ -307,7 +308,7 @@ def make_ocr_dataset(root: str | os.PathLike[str], *, image_size: Size = PAGE, *
     """Write `OCRSample`s: a page as `png` and its text as `txt`.
 
     Its words, lines and single block are in `json`, their boxes (x, y, width, height; for words with a confidence) in
-    `words.npy`, `lines.npy` and `block.npy`. Characters are left out, so these fields stay None.
+    `words.npy`, `lines.npy` and `block.npy`. There are no characters, so these fields stay None.
     """
 
     def parts(i: int, rng: np.random.Generator) -> Mapping[str, Any]:
@@ -334,7 +335,7 @@ def make_ocr_dataset(root: str | os.PathLike[str], *, image_size: Size = PAGE, *
 
 
 def make_vqa_ocr_dataset(root: str | os.PathLike[str], *, image_size: Size = PAGE, **options: Unpack[Options]) -> Path:
-    """Write `VQAOCRSample`s: page, text and words as in `make_ocr_dataset`, a question as in `make_vqa_dataset`."""
+    """Write `VQAOCRSample`s: page, text and words of `make_ocr_dataset`, and a question of `make_vqa_dataset`."""
 
     def parts(i: int, rng: np.random.Generator) -> Mapping[str, Any]:
         page = _Page(rng, image_size)
@@ -412,9 +413,9 @@ def make_captioning_dataset(
 def make_classification_dataset(
     root: str | os.PathLike[str], *, image_size: Size = (16, 16), **options: Unpack[Options]
 ) -> Path:
-    """Write `ImageClassificationSample`s: a part `png`, its class as `cls` and the name of that as `json`.
+    """Write `ImageClassificationSample`s: a part `png`, its class as `cls`, and the class name as `json`.
 
-    There are ten classes, the colours of the pictures, as often as each other: simple to learn.
+    There are ten classes of equal frequency, the colours of the pictures: easy to learn.
     """
 
     def parts(i: int, rng: np.random.Generator) -> Mapping[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the hooks of a task encoder do what they must: make of a sample what it is, whatever stands beside it."""
+"""Checks that the hooks of a task encoder process each sample independently of others."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from energon_grain.transforms.batching import kind_of
 
 
 def check_hooks(dataset: SavableDataset, *, samples: int = 64) -> None:
-    """Check that what hooks make of a sample does not depend on the others: encode samples together and one by one.
+    """Check that hooks process each sample independently: encode samples together and one by one, and compare.
 
-    That covers decoding, cooking, `encode_sample` and its like, filters, and functions of `MapDataset` below what
-    packs, groups or batches. It finds hooks that pad to the longest of a list, count their calls, or use random numbers
-    other than the sample's. Values that only equal themselves are taken for equal.
+    Covers decoding, cooking, `encode_sample` and the similar hooks, filters, and functions of `MapDataset` below packs,
+    groups and batches. Finds hooks that pad to the longest sample of a list, count their calls, or use random numbers
+    other than the sample's. Values that compare by identity count as equal.
 
     Args:
-        dataset: As `get_train_dataset` gives it.
-        samples: How many, from the beginning of the stream; of each part of a mixture that packs or groups.
+        dataset: Result of `get_train_dataset`.
+        samples: Number of samples, from the beginning of the stream; of each part of a mixture that packs or groups.
 
     Raises:
-        AssertionError: A sample differs; or none of them is let through, so that nothing was checked.
+        AssertionError: A sample differs, or all samples are dropped, so nothing was checked.
     """
     spec = dataset.compiled()
     batch_size = 0 if spec.program is not None or spec.batch is None else spec.batch.size
@@ -52,8 +52,8 @@ def check_hooks(dataset: SavableDataset, *, samples: int = 64) -> None:
                 if differs is not None:
                     leaf, index = spec.leaves[int(one.leaf[0])], int(one.index[0])
                     raise AssertionError(
-                        f"sample {index} of {'/'.join(leaf.key)} is another one among {len(draws)} samples than alone: "
-                        f"{differs}. Hooks must depend on their sample and its own random numbers alone"
+                        f"sample {index} of {'/'.join(leaf.key)} differs between a call with {len(draws)} samples and "
+                        f"a call with one: {differs}. Hooks must depend only on their sample and its own random numbers"
                     )
                 if isinstance(together, Dropped):
                     dropped = together
@@ -65,7 +65,7 @@ def check_hooks(dataset: SavableDataset, *, samples: int = 64) -> None:
 
 
 def _draws(spec: StreamSpec, samples: int) -> Iterator[Draws]:
-    """The first samples, of each feed where lanes have a program."""
+    """Yield the first samples, for each feed if lanes have a program."""
     if spec.program is None:
         length = spec.length(0)
         yield spec.order.draw(np.arange(samples if length is None else min(samples, length)), 0)
@@ -76,35 +76,35 @@ def _draws(spec: StreamSpec, samples: int) -> Iterator[Draws]:
 
 
 def difference(one: Any, other: Any, place: str) -> str | None:
-    """The first place where two values differ, and how; None: they are equal."""
+    """Return the first difference between two values; None if they are equal."""
     if type(one) is not type(other):
-        return f"{place or 'it'} is a {type(one).__name__}, not a {type(other).__name__}"
+        return f"{place or 'it'} is a {type(one).__name__}, expected a {type(other).__name__}"
     if isinstance(one, Dropped):
         same = (one.hook, type(one.error)) == (other.hook, type(other.error))
-        return None if same else f"it is dropped with {one.error!r}, not with {other.error!r}"
+        return None if same else f"it is dropped with {one.error!r}, expected {other.error!r}"
     if kind_of(type(one)) is not None:
         return _array_difference(np.asarray(one), np.asarray(other), place or "it")
     parts = _parts(one), _parts(other)
     if parts[0] is not None and parts[1] is not None:
         if parts[0].keys() != parts[1].keys():
-            return f"{place or 'it'} has {[*parts[0]]}, not {[*parts[1]]}"
+            return f"{place or 'it'} has {[*parts[0]]}, expected {[*parts[1]]}"
         found = (difference(value, parts[1][name], f"{place}{name}") for name, value in parts[0].items())
         return next((each for each in found if each is not None), None)
     if hasattr(one, "tobytes"):  # a Pillow image
         one, other = one.tobytes(), other.tobytes()
-    nothing_known = type(one).__eq__ is object.__eq__
-    return None if nothing_known or one == other or one != one else f"{place or 'it'} is {one!r}, not {other!r}"
+    incomparable = type(one).__eq__ is object.__eq__
+    return None if incomparable or one == other or one != one else f"{place or 'it'} is {one!r}, expected {other!r}"
 
 
 def _array_difference(one: npt.NDArray[Any], other: npt.NDArray[Any], place: str) -> str | None:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return f"{place} is {one.dtype} {one.shape}, not {other.dtype} {other.shape}"
+        return f"{place} is {one.dtype} {one.shape}, expected {other.dtype} {other.shape}"
     same = np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
     return None if same else f"{place} has other numbers"
 
 
 def _parts(value: Any) -> dict[str, Any] | None:
-    """What a value is made of, by how it is written; None: it is of one piece."""
+    """Return the parts of a value by their notation; None if it has no parts."""
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value) if field.name != "__sources__"]
         return {f".{name}": getattr(value, name) for name in names}

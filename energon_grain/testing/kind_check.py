@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a kind of data keeps the contract of `Kind`: found, opened, cut, filtered, described, checked and trained."""
+"""Checks the contract of `Kind`: detection, opening, subsets, filters, reports, lint and training."""
 
 from __future__ import annotations
 
@@ -44,26 +44,26 @@ def check_kind(
     split_part: str = "train",
     fork: bool = True,
 ) -> None:
-    """Check that data of a kind can be found, opened, divided, filtered, described, checked, read by key and trained.
+    """Check that data of a kind can be detected, opened, divided, filtered, reported, read by key and trained on.
 
-    Runs `check_source` on all samples, on subsets and on what a condition keeps, `check_store` on the kind's store, and
-    `check_node` on the dataset that `get_train_dataset` makes of the path.
+    Runs `check_source` on all samples, on subsets and on the samples of a condition, `check_store` on the kind's store,
+    and `check_node` on the dataset that `get_train_dataset` makes from the path.
 
     Args:
-        kind: The kind, which the registry must find (an own kind, or one of an installed package).
+        kind: The kind, which must be registered (a custom kind, or one of an installed package).
         path: Data of this kind, at least three samples.
         expected: The parts of every sample of the split part, by name. None: parts are compared only between reads.
-        split_part: The split part to read, where the data are in split parts.
-        fork: Whether to read in a forked process, too.
+        split_part: The split part to read, if the data have split parts.
+        fork: Whether to also read in a forked process.
 
     Raises:
-        AssertionError: The kind breaks the contract; says where.
+        AssertionError: The kind breaks the contract; the message says where.
     """
     data = _Data(kind, located(path), split_part)
     _check_registry(data)
     check_source(data.open, expected, fork=fork)
     with closing(data.open()) as source:
-        assert len(source) >= 3, f"{path}: has {len(source)} samples, too few to be divided"
+        assert len(source) >= 3, f"{path}: has {len(source)} samples, expected at least 3"
         rows = rows_of(source, np.arange(len(source)))
         _check_parts(data, rows)
         _check_subsets(data, source, rows)
@@ -89,7 +89,7 @@ def check_kind(
 
 @dataclass(frozen=True)
 class _Data:
-    """Data at a path, opened as a leaf of a configuration is."""
+    """Data at a path, opened like a leaf of a configuration."""
 
     kind: Kind
     path: str
@@ -122,22 +122,22 @@ def _check_registry(data: _Data) -> None:
     kind = data.kind
     assert kind_named(kind.name) is kind, f"{kind}: the registry has another kind of this name"
     found = kind_at(data.path)
-    assert found is kind, f"{data.path}: is found to be {found.described}, not {kind.described}"
+    assert found is kind, f"{data.path}: is detected as {found.described}, expected {kind.described}"
     for how, other in (("pickled", pickle.loads(pickle.dumps(kind))), ("deep", copy.deepcopy(kind))):
         assert other is kind, f"{kind}: a {how} copy is another object"
     assert kind.described, f"{kind}: `described` is empty, so messages cannot name it"
     with tempfile.TemporaryDirectory() as folder:
         found = kind_at(folder)
-        assert found is NOTHING, f"an empty folder is found to be {found.described}"
+        assert found is NOTHING, f"an empty folder is detected as {found.described}"
         if is_url(data.path):
             return
         lost = str(Path(folder, Path(data.path).name))
-        must_raise(DatasetNotFoundError, lambda: data.open(lost), f"opening {lost}, where there is nothing,")
+        must_raise(DatasetNotFoundError, lambda: data.open(lost), f"opening {lost}, which does not exist,")
 
 
 def _check_parts(data: _Data, rows: list[Row]) -> None:
     for index, _, _, parts in rows:
-        assert all(isinstance(name, str) for name in parts), f"{data.path}: names of parts of {index} are no text"
+        assert all(isinstance(name, str) for name in parts), f"{data.path}: part names of sample {index} are not text"
     names = list(dict.fromkeys(name for *_, parts in rows for name in parts))
     chosen = names[-1]
     for what, parts, kept in (
@@ -148,7 +148,7 @@ def _check_parts(data: _Data, rows: list[Row]) -> None:
         try:
             source = data.open(parts=parts)
         except ConfigError:
-            assert not kept, f"{data.path}: a {what} is refused"
+            assert not kept, f"{data.path}: a {what} is rejected"
             continue
         wanted = [(*row[:3], {name: value for name, value in row[3].items() if name in kept}) for row in rows]
         with closing(source):
@@ -169,7 +169,7 @@ def _check_subsets(data: _Data, source: Source, rows: list[Row]) -> None:
 
 
 def _check_ratio(data: _Data, source: Source, rows: list[Row]) -> None:
-    """By a ratio, each sample is in one part. A split file beside the data decides for kinds that have one."""
+    """A ratio puts each sample into one part. For kinds with a split file, that file decides."""
     if data.kind.is_configured:
         return
     ratio, found = SplitRatio("a:2,b:1"), list[Row]()
@@ -207,7 +207,7 @@ def _check_where(data: _Data, source: Source, name: str, rows: list[Row]) -> Non
 
 
 def _check_store(data: _Data, source: Source) -> None:
-    """Parts by key: key of the sample, a dot, and the name of the part. Arrays are compared by `check_source` alone."""
+    """Read parts by key: the sample's key, a dot, and the part name. Only `check_source` compares arrays."""
     open_store = data.kind.store
     if open_store is None:
         return
@@ -216,14 +216,14 @@ def _check_store(data: _Data, source: Source) -> None:
         f"{raw.key}.{name}": value
         for raw in some
         for name, value in raw.parts.items()
-        if not isinstance(value, np.ndarray) and value == value  # no NaN
+        if not isinstance(value, np.ndarray) and value == value  # excludes NaN
     }
     missing = ("", "no/such/key", f"{some.keys[0]}.no such part")
     check_store(lambda: open_store(data.path), expected, missing)
 
 
 def _check_reports(data: _Data, source: Source) -> None:
-    """What `info` and `lint` say: they count the samples that there are, and nothing is wrong with them."""
+    """Check that `info` and `lint` count all samples and find no errors."""
     kind, path = data.kind, data.path
     ask = LintAsk(trusted_modules=(), allow_pickle=False, progress=lambda *_: None)
     if kind.open is None:
@@ -239,14 +239,14 @@ def _check_reports(data: _Data, source: Source) -> None:
         opened.source.close()
     errors = [str(finding) for finding in report.findings if finding.severity == "error"]
     assert not errors, f"{path}: lint finds {errors[0]}"
-    said = getattr(summary, "samples", total)
-    assert report.samples == said, f"{path}: `summary` counts {said} samples, lint {report.samples}"
-    assert total in (None, said), f"{path}: `summary` counts {said} samples of {total}"
+    counted = getattr(summary, "samples", total)
+    assert report.samples == counted, f"{path}: `summary` counts {counted} samples, lint {report.samples}"
+    assert total in (None, counted), f"{path}: `summary` counts {counted} samples of {total}"
     assert len(source) <= report.samples, f"{path}: lint counts {report.samples} samples of {len(source)}"
 
 
 def _must_be(what: str, source: Source, rows: list[Row]) -> None:
-    """Whether a source has these samples, in this order, numbered from 0."""
+    """Check that a source has these samples, in this order, numbered from 0."""
     found = rows_of(source, np.arange(len(source)))
     assert [row[0] for row in found] == list(range(len(source))), f"{what}: samples have other indices"
     assert [row[1:] for row in found] == [row[1:] for row in rows], f"{what}: reads other samples"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a node keeps the contract of datasets: the same stream each time, exact states, any workers and hosts."""
+"""Checks the contract of dataset nodes: the same stream each time, exact states, any number of workers and hosts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ MakeNode = Callable[[WorkerConfig], SavableDataset[Any]]
 def check_node(
     make: MakeNode, *, steps: int = 24, every: int = 1, ahead: int = 8, workers: int = 2, hosts: int = 2
 ) -> list[Any]:
-    """Check that a node gives the same stream each time and continues every saved state exactly.
+    """Check that a node produces the same stream each time and continues every saved state exactly.
 
-    Runs the node twice, as a pickled copy, with worker threads, and from the state after each step, each through JSON
-    and with the manifest. Where steps are single items, hosts that share the stream must take turns in the same items
-    of the first pass. This is left out where data decide when a pass ends: with filters, groups or packs, and without
-    `repeat`.
+    Runs the node twice, as a pickled copy, with worker threads, and from the state after each step; states pass through
+    JSON with the manifest. If steps are single items, hosts that share the stream must alternate between the items of
+    the first pass. This part is skipped if the data decide where a pass ends: with filters, groups or packs, and
+    without `repeat`.
 
     Args:
         make: Makes the node for a `WorkerConfig`; called several times.
-        steps: Steps to run, ends of passes included.
+        steps: Steps to run, including ends of passes.
         every: Restore the state after each step, or only after every n-th.
         ahead: Steps to compare after each restored state.
         workers: Worker threads of the second run.
@@ -41,12 +41,12 @@ def check_node(
         The steps of the stream; None for the end of a pass.
 
     Raises:
-        AssertionError: A step or a state differs; says which.
+        AssertionError: A step or a state differs; the message says which.
     """
     config = WorkerConfig(0, 1)
     node = make(config)
     assert isinstance(node, SavableDataset), f"expected a dataset, got {type(node).__name__}"
-    assert node.worker_config == config, f"{type(node).__name__}: has another worker_config than it was made for"
+    assert node.worker_config == config, f"{type(node).__name__}: worker_config is not the one passed to make"
     expected: list[Any] = []
     with Stream.of(node) as stream:
         cursors = [stream.cursor(with_manifest=True)]
@@ -63,7 +63,7 @@ def check_node(
             until = min(done + ahead, steps)
             stream.restore(json.loads(json.dumps(cursors[done])))
             assert stream.cursor(with_manifest=True) == cursors[done], (
-                f"the state after step {done} changes by restoring"
+                f"the state after step {done} changes when it is restored"
             )
             _compare([_step(stream) for _ in range(done, until)], expected[done:until], done, "restored")
             assert stream.cursor(with_manifest=True) == cursors[until], (
@@ -88,9 +88,9 @@ def _check_hosts(make: MakeNode, expected: list[Any], hosts: int) -> None:
             if spec.batch is not None or ends_by_data:
                 return
             mine = shared[host::hosts]
-            # A pass ends on all hosts together, so the last items of one host may be missing.
+            # A pass ends on all hosts together, so the last items of a host may be missing.
             found = list(takewhile(lambda step: step is not None, (_step(stream) for _ in mine)))
-            assert found or len(shared) < 2 * hosts, f"host {host} of {hosts} gets nothing"
+            assert found or len(shared) < 2 * hosts, f"host {host} of {hosts} receives no item"
             _compare(found, mine[: len(found)], 0, f"on host {host} of {hosts}")
 
 
@@ -101,7 +101,7 @@ def _compare(found: list[Any], expected: list[Any], first: int, how: str) -> Non
 
 
 def _step(stream: Stream) -> Any:
-    """The next step; None at the end of a pass, after which the next one begins."""
+    """Return the next step; None at the end of a pass, after which the next pass starts."""
     try:
         return next(stream)
     except StopIteration:

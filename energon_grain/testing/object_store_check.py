@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an object store lists, reads, writes and removes objects as the library expects, ours or an added one."""
+"""Checks that an object store lists, reads, writes and removes objects, for built-in and added stores."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def check_object_store(url: str, contents: Mapping[str, bytes] | None = None) ->
     """Check the store of a URL, through the library.
 
     Args:
-        url: A folder in the store, where nothing is: objects are written there and removed again.
-        contents: All that is there already, by path; for stores that can only be read. Nothing is written then.
+        url: An empty folder in the store: the check writes objects there and removes them.
+        contents: The existing objects, by path, for read-only stores. Nothing is then written.
 
     Raises:
-        AssertionError: The store breaks the contract; says where.
+        AssertionError: The store breaks the contract; the message says where.
     """
     client = shared_client(storage_settings())
     if contents is not None:
         _check_reads(client, url, contents)
         return
-    assert client.list(url) == [], f"{url}: objects are there before the check"
-    beside = f"{url}-beside"  # not below the folder
+    assert client.list(url) == [], f"{url}: expected an empty folder, but it has objects"
+    sibling = f"{url}-beside"  # not inside the folder
     try:
-        client.write(beside, b"x")
+        client.write(sibling, b"x")
         written = {name: client.write(join(url, name), data) for name, data in _WRITTEN.items()}
         _check_reads(client, url, _WRITTEN)
         listed = {name: generation for name, (_, generation) in client.list_versions(url).items()}
@@ -51,9 +51,9 @@ def check_object_store(url: str, contents: Mapping[str, bytes] | None = None) ->
         again = client.write(first, _WRITTEN["a.bin"][::-1])
         assert again == UNVERSIONED or again != written["a.bin"], f"{first}: other bytes have the same version"
     finally:
-        for each in (beside, *(join(url, name) for name in _WRITTEN)):
+        for each in (sibling, *(join(url, name) for name in _WRITTEN)):
             client.delete(each)
-    assert client.list(url) == [], f"{url}: objects are there after they were removed"
+    assert client.list(url) == [], f"{url}: objects remain after they were removed"
 
 
 def _check_reads(client: ObjectClient, url: str, contents: Mapping[str, bytes]) -> None:
@@ -65,37 +65,37 @@ def _check_reads(client: ObjectClient, url: str, contents: Mapping[str, bytes]) 
     for name, data in contents.items():
         _check_object(client, join(url, name), data)
     missing = join(url, "no/such object")
-    for found in (client.look(missing), client.read(ObjectRange(missing))):
-        assert found is None, f"{missing}: should not be there"
+    for found in (client.head(missing), client.read(ObjectRange(missing))):
+        assert found is None, f"{missing}: should not exist"
     _raises(MissingObjectError, lambda: remote_files(client.settings).size(missing), f"{missing}: its size")
     _check_paths(client, [join(url, name) for name, size in sizes.items() if size], contents, url)
 
 
 def _check_object(client: ObjectClient, url: str, data: bytes) -> None:
-    size, there = len(data), client.look(url)
-    assert there is not None, f"{url}: is not there"
-    assert there.size_bytes == size, f"{url}: is {there}, expected {size} bytes"
+    size, known = len(data), client.head(url)
+    assert known is not None, f"{url}: does not exist"
+    assert known.size_bytes == size, f"{url}: is {known}, expected {size} bytes"
     ranges = [(None, None), (0, None), (0, size), (size // 2, None), (1, size // 2 + 1), (-1, None)]
     for start, stop in ranges if size > 1 else ranges[:1]:
         found = client.read(ObjectRange(url, start, stop))
-        assert found is not None, f"{url}: is not there when read"
+        assert found is not None, f"{url}: does not exist when read"
         assert found.data == data[start:stop], f"{url}: bytes {start} to {stop} differ"
-        assert _version(found) == _version(there), f"{url}: is {there} when looked at, and {found} when read"
-    known = client.read(ObjectRange(url, known=there.generation))
-    sent = known is not None and known.pieces is not None
-    assert sent == (there.generation == UNVERSIONED), f"{url}: sends the version that is known"
+        assert _version(found) == _version(known), f"{url}: is {known} when inspected, and {found} when read"
+    again = client.read(ObjectRange(url, known=known.generation))
+    sent = again is not None and again.pieces is not None
+    assert sent == (known.generation == UNVERSIONED), f"{url}: sends data for the known version"
     _raises(RangeError, lambda: client.read(ObjectRange(url, 0, size + 1)), f"{url}: more bytes than it has")
-    _raises(RangeError, lambda: client.read(ObjectRange(url, size + 1)), f"{url}: bytes behind its end")
+    _raises(RangeError, lambda: client.read(ObjectRange(url, size + 1)), f"{url}: bytes after its end")
 
 
 def _check_paths(client: ObjectClient, urls: list[str], contents: Mapping[str, bytes], root: str) -> None:
-    """Through pages, in several threads, and in a copy."""
+    """Read through pages, in several threads, and in a copy."""
     expected = {join(root, name): data for name, data in contents.items()}
     files = remote_files(client.settings)
     for each in (files, files, pickle.loads(pickle.dumps(files))):
         stops = np.array([len(expected[url]) for url in urls])
         found = each.read_spans(urls, np.arange(len(urls)), np.zeros(len(urls), np.int64), stops)
-        assert found == [expected[url] for url in urls], f"{root}: pages hold other bytes"
+        assert found == [expected[url] for url in urls], f"{root}: pages contain other bytes"
     read = client.map(lambda at: client.read(ObjectRange(urls[0], at, at + 1)), [0, 1] * 16)
     assert [found.data for found in read if found] == [expected[urls[0]][at : at + 1] for at in [0, 1] * 16], (
         f"{urls[0]}: threads read other bytes"
@@ -111,4 +111,4 @@ def _raises(kind: type[Exception], call: Callable[[], Any], what: str) -> None:
         call()
     except kind:
         return
-    raise AssertionError(f"{what}: raises no {kind.__name__}")
+    raise AssertionError(f"{what}: does not raise {kind.__name__}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a pool of workers keeps the contract of `WorkerPool`: equal batches, errors in their place, a clean end."""
+"""Checks the contract of `WorkerPool`: equal batches, errors at their positions, complete shutdown."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _DIES_ON = "kill"
 
 
 def check_pool(make_pool: MakePool) -> None:
-    """Check that a stream whose chunks a pool encodes is the stream without workers.
+    """Check that a pool encodes the same stream as a loader without workers.
 
     Runs hooks that use random numbers, skip samples and fail, for two passes and from a state in the middle. Compares
-    batches, states, and what the error handler gets. Where hooks run in other processes, one of these is killed: a step
-    must raise a `WorkerError`, and the stream must go on from there. After `close`, which is called twice, no thread
-    and no process of the pool may be left.
+    batches, states, and the calls of the error handler. If hooks run in other processes, one of them is killed: a step
+    must raise a `WorkerError`, and the stream must continue from there. After `close`, which is called twice, no thread
+    and no process of the pool may remain.
 
     Args:
         make_pool: Makes the pool of a stream, from its `StreamSpec` and its `PureStage`; called several times.
 
     Raises:
-        AssertionError: The pool breaks the contract; says where.
+        AssertionError: The pool breaks the contract; the message says where.
     """
     with tempfile.TemporaryDirectory(prefix="energon-grain-") as folder:
         make_text_dataset(Path(folder, "texts"), n=_SAMPLES, shards=1)
@@ -47,7 +47,7 @@ def check_pool(make_pool: MakePool) -> None:
             expected = [plain.step() for _ in range(_STEPS)]
             _compare("", expected, [pooled.step() for _ in range(_STEPS)])
             assert pooled.failures == plain.failures, (
-                f"the error handler gets {pooled.failures}, expected {plain.failures}"
+                f"the error handler receives {pooled.failures}, expected {plain.failures}"
             )
             pooled.stream.restore(expected[2][1])
             _compare(" after a restored state", expected[3:], [pooled.step() for _ in range(_STEPS - 3)])
@@ -60,7 +60,7 @@ def check_pool(make_pool: MakePool) -> None:
 
 
 def _check_killed(folder: str, make_pool: MakePool, expected: list[Any]) -> None:
-    """A process that is killed within a hook. What was made before may still be delivered."""
+    """Kill a process inside a hook. Batches made before may still be delivered."""
     found: list[Any] = []
     Path(folder, _DIES_ON).touch()
     with _Run(folder, make_pool) as run:
@@ -70,13 +70,13 @@ def _check_killed(folder: str, make_pool: MakePool, expected: list[Any]) -> None
                 found.append(run.step())
         except WorkerError:
             lost = True
-        assert lost, "a worker process was killed, and no step raises a WorkerError"
+        assert lost, "a worker process was killed, but no step raises a WorkerError"
         found += [run.step() for _ in range(_STEPS - len(found))]
     _compare(" after a worker was killed", expected, found)
 
 
 class _Run:
-    """A stream, with what its error handler gets."""
+    """A stream, and the calls of its error handler."""
 
     def __init__(self, folder: str, make_pool: MakePool | None) -> None:
         self.failures: list[tuple[str, str, list[Any]]] = []
@@ -97,7 +97,7 @@ class _Run:
         self.failures.append((f"{type(error).__name__}: {error}", sample.__key__, places))
 
     def step(self) -> tuple[Any, Any]:
-        """The next batch, or None at the end of a pass, and the state behind it."""
+        """Return the next batch, or None at the end of a pass, and the state after it."""
         batch = next(self.stream, None)
         if batch is None:
             iter(self.stream)
@@ -112,7 +112,7 @@ class _Run:
 
 
 class _Probe(DefaultTaskEncoder):
-    """Random numbers, skips and failures by the sample; notes in which other processes it runs."""
+    """Uses random numbers, skips and failures by sample; records the other processes that it runs in."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.parent = Path(folder), os.getpid()
@@ -121,7 +121,7 @@ class _Probe(DefaultTaskEncoder):
         if os.getpid() != self.parent:
             (self.folder / f"{os.getpid()}.pid").touch()
             with suppress(FileNotFoundError):
-                (self.folder / _DIES_ON).unlink()  # by one process alone
+                (self.folder / _DIES_ON).unlink()  # succeeds in one process only
                 os.kill(os.getpid(), signal.SIGKILL)
         number = int(sample.__key__)
         if number % 11 == 4:
@@ -135,7 +135,7 @@ class _Probe(DefaultTaskEncoder):
 def _compare(when: str, expected: list[tuple[Any, Any]], found: list[tuple[Any, Any]]) -> None:
     for step, ((batch, cursor), (other, place)) in enumerate(zip(expected, found, strict=True)):
         wrong = difference(other, batch, "")
-        assert wrong is None, f"step {step} of {len(expected)}{when} differs: it is {wrong}"
+        assert wrong is None, f"step {step} of {len(expected)}{when} differs: {wrong}"
         assert cursor == place, f"step {step} of {len(expected)}{when} has another state: {place}, expected {cursor}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a source keeps the contract of `Source`: reading by index, places, sizes, columns, identity, copies."""
+"""Checks the contract of `Source`: reading by index, locations, sizes, columns, identity, copies."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from energon_grain.sources.remote_runs import ReadInBlocks, ReadInRuns
 from energon_grain.sources.source import Int64Array, Source
 from energon_grain.storage.byte_stream import ByteStream
 
-_LOOKED_AT = 64  # samples of a large source that are read
-_CHILD_S = 600.0  # a machine may be busy; a child that waits for a lock of its parent waits for ever
+_LOOKED_AT = 64  # samples read from a large source
+_CHILD_S = 600.0  # generous for a busy machine; a child that needs a lock of its parent would wait forever
 
 Row = tuple[int, str, str, dict[str, Any]]
-"""Index, key, shard and parts of a sample, with arrays as dtype, shape and bytes, so that rows can be compared."""
+"""Index, key, shard and parts of a sample, with arrays as dtype, shape and bytes, for comparison."""
 
 
 def check_source(
     open_source: Callable[[], Source], expected: Sequence[Mapping[str, Any]] | None = None, *, fork: bool = True
 ) -> None:
-    """Check that a source reads the same samples by any indices, in any thread, copy and process.
+    """Check that a source reads the same samples for any indices, in any thread, copy and process.
 
-    Covers the order and repetition of indices, indices out of range, keys, places, sizes, runs and blocks, columns,
+    Covers the order and repetition of indices, indices out of range, keys, locations, sizes, runs and blocks, columns,
     content ids, copies by `pickle` and `copy.deepcopy`, a second opening, eight threads, a forked process, and reading
     after `close`.
 
@@ -40,10 +40,10 @@ def check_source(
         open_source: Opens the source; called several times.
         expected: The parts of every sample, by name: bytes, or arrays for values that are not decoded. None: parts are
             compared only between reads.
-        fork: Whether to read in a forked process, too.
+        fork: Whether to also read in a forked process.
 
     Raises:
-        AssertionError: The source breaks the contract; says where.
+        AssertionError: The source breaks the contract; the message says where.
     """
     source = open_source()
     assert isinstance(source, Source), f"{type(source).__name__} lacks a member of `Source`"
@@ -71,7 +71,7 @@ def check_source(
 
 
 def rows_of(source: Source, indices: Int64Array) -> list[Row]:
-    """What a source reads at indices, in a form that can be compared."""
+    """Return the samples at the indices, in a comparable form."""
     batch = source.read(indices)
     assert len(batch) == len(indices), f"{source.path}: {len(batch)} samples for {len(indices)} indices"
     return [
@@ -80,7 +80,7 @@ def rows_of(source: Source, indices: Int64Array) -> list[Row]:
 
 
 def value_of(value: Any) -> Any:
-    """A part in a form that can be compared: an array as dtype, shape and bytes, a stream as all its bytes."""
+    """Return a part in a comparable form: an array as dtype, shape and bytes, a stream as all its bytes."""
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         return array.dtype.str, array.shape, array.tolist() if array.dtype.hasobject else array.tobytes()
@@ -100,14 +100,14 @@ def _check_contents(source: Source, rows: list[Row], expected: Sequence[Mapping[
 
 
 def _check_orders(source: Source, some: Int64Array, rows: list[Row]) -> None:
-    assert [row[0] for row in rows] == some.tolist(), f"{source.path}: samples name other indices than were asked for"
+    assert [row[0] for row in rows] == some.tolist(), f"{source.path}: samples have other indices than requested"
     shuffled = np.random.default_rng(0).integers(0, len(some), 2 * len(some) + 1)
     for order in (np.arange(len(some))[::-1], shuffled, shuffled[:1], shuffled[:0]):
         indices = some[order]
         wanted = [rows[place] for place in order.tolist()]
         assert rows_of(source, indices) == wanted, f"{source.path}: reads other samples at {indices.tolist()}"
         keys = source.keys(indices)
-        assert keys == [row[1] for row in wanted], f"{source.path}: keys() names other keys than read()"
+        assert keys == [row[1] for row in wanted], f"{source.path}: keys() returns other keys than read()"
         sizes = source.sizes(indices)
         assert (sizes.dtype, sizes.shape) == (np.int64, indices.shape), f"{source.path}: sizes are {sizes.dtype}"
         assert not (sizes < 0).any(), f"{source.path}: a size is negative"
@@ -135,7 +135,7 @@ def must_raise(error: type[Exception], ask: Callable[[], Any], what: str) -> Non
         ask()
     except error:
         return
-    raise AssertionError(f"{what} raises no {error.__name__}")
+    raise AssertionError(f"{what} does not raise {error.__name__}")
 
 
 def _check_places(source: Source, some: Int64Array, rows: list[Row]) -> None:
@@ -149,7 +149,7 @@ def _check_places(source: Source, some: Int64Array, rows: list[Row]) -> None:
 
 
 def _check_runs(source: Source) -> None:
-    """How samples are read together, of sources that say so."""
+    """Check the blocks and runs of sources that define them."""
     if isinstance(source, ReadInRuns):
         run = source.run_samples
         assert run is None or run > 0, f"{source.path}: run_samples is {run}"
@@ -167,10 +167,18 @@ def _check_column(source: Source, name: str) -> None:
     whole = source.column(name, slice(None))
     assert whole.shape == (len(source),), f"{source.path}: column {name!r} has the shape {whole.shape}"
     picked = np.random.default_rng(1).integers(0, len(source), 50)
-    for asked in (picked, picked[:0], slice(1, 3), slice(-2, None), slice(9, 2), slice(None, None, 7), slice(0, 10**9)):
-        found: npt.NDArray[Any] = source.column(name, asked)
-        same = found.dtype == whole.dtype and np.array_equal(found, whole[asked], equal_nan=whole.dtype.kind == "f")
-        assert same, f"{source.path}: column {name!r} has other numbers at {asked}"
+    for indices in (
+        picked,
+        picked[:0],
+        slice(1, 3),
+        slice(-2, None),
+        slice(9, 2),
+        slice(None, None, 7),
+        slice(0, 10**9),
+    ):
+        found: npt.NDArray[Any] = source.column(name, indices)
+        same = found.dtype == whole.dtype and np.array_equal(found, whole[indices], equal_nan=whole.dtype.kind == "f")
+        assert same, f"{source.path}: column {name!r} has other numbers at {indices}"
 
 
 def _check_unknown_column(source: Source) -> None:
@@ -193,7 +201,7 @@ def _check_copies(source: Source, open_source: Callable[[], Source], some: Int64
 
 def _check_forked(source: Source, some: Int64Array, rows: list[Row]) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # threads of the caller, which the child does not use
+        warnings.simplefilter("ignore")  # about threads of the caller, which the child does not use
         child = os.fork()
     if child == 0:
         status = 1
@@ -209,5 +217,5 @@ def _check_forked(source: Source, some: Int64Array, rows: list[Row]) -> None:
     if not ended:
         os.kill(child, 9)
         os.waitpid(child, 0)
-    assert ended, f"{source.path}: a forked process read nothing in {_CHILD_S:.0f} s"
+    assert ended, f"{source.path}: a forked process did not finish reading in {_CHILD_S:.0f} s"
     assert status == 0, f"{source.path}: a forked process reads other samples, or fails (status {status})"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Putting samples together into batches.
+"""Combines samples into batches.
 
-Arrays (numpy scalars among them), and nothing else, are stacked, the smaller ones padded with zeros at their ends;
-dictionaries, dataclasses and named tuples are entered; everything else, numbers and strings too, becomes a list. What
-happens to a field follows from its value in the first sample, so a batch costs a few operations a field and one list
-element a sample.
+Only arrays (including numpy scalars) are stacked, with smaller ones padded with zeros at their ends. Dictionaries,
+dataclasses and named tuples are batched by field. Everything else, including numbers and strings, becomes a list. The
+first sample decides how a field is handled, so a batch costs a few operations per field and one list element per
+sample.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ T = TypeVar("T")
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
-_LISTED = METADATA_FIELDS  # one entry a sample
-_PLAIN = frozenset({str, bytes, int, float, bool, list, type(None)})  # types that need no further look
+_LISTED = METADATA_FIELDS  # one entry per sample
+_PLAIN = frozenset({str, bytes, int, float, bool, list, type(None)})  # types without arrays to look for
 WORTH_A_LOOK = 16 << 10
-"""Bytes of an array from which on it pays to look whether a stack of them is there already."""
+"""Minimum bytes of an array for which it pays to check whether a stack of them already exists."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArrayKind:
-    """How arrays of one type are put together. All results have the type of the first array.
+    """Operations on arrays of one type. All results have the type of the first array.
 
-    The arrays have `shape`, `ndim` and `nbytes`, and are assigned to by tuples of slices.
+    The arrays have `shape`, `ndim` and `nbytes`, and support assignment to tuples of slices.
 
     Attributes:
-        stack: Arrays of one shape, on a new first dimension.
+        stack: Stacks arrays of one shape on a new first dimension.
         pad_stack: The same for arrays of several shapes, with zeros at their ends; also takes the shape of the result.
-        concatenate: Arrays of at least one dimension that agree in all but the first, along the first.
+        concatenate: Concatenates arrays of at least one dimension that agree in all but the first, along the first.
         concat_pad: The same for arrays of several shapes, with zeros at their ends; also takes the shape of the result.
-        reduce: What `object.__reduce__` returns, with the data as `pickle.PickleBuffer`; how arrays travel between
-            processes. None: the type pickles well by itself.
+        reduce: Like `object.__reduce__`, with the data as `pickle.PickleBuffer`, to send arrays between processes.
+            None: the type's own pickling is efficient.
     """
 
     stack: Callable[[Sequence[Any]], Any]
@@ -57,38 +57,38 @@ class ArrayKind:
 
 
 def register_array_kind(cls: type, kind: ArrayKind) -> None:
-    """Make instances of `cls` and its subclasses arrays wherever samples are batched or sent between processes."""
+    """Treat instances of `cls` and its subclasses as arrays in batches and between processes."""
     _kinds[cls] = kind
     kind_of.cache_clear()
 
 
 @lru_cache(maxsize=1024)
 def kind_of(cls: type) -> ArrayKind | None:
-    """The kind of a type, None where it is no array."""
+    """Return the kind of an array type; None for other types."""
     return next((_kinds[base] for base in cls.__mro__ if base in _kinds), None)
 
 
 def reducers() -> dict[type, Callable[[Any], Any]] | None:
-    """A pickler's `dispatch_table`; None: the usual one, as no kind needs another."""
+    """Return a pickler's `dispatch_table`; None if the default table suffices."""
     own = {cls: kind.reduce for cls, kind in _kinds.items() if kind.reduce is not None}
     return {**copyreg.dispatch_table, **own} if own else None
 
 
 @lru_cache(maxsize=1024)
 def is_tensor(cls: type) -> bool:
-    """Whether a type is torch's tensor, or derived from it."""
+    """Return whether a type is torch's tensor, or a subclass."""
     return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in cls.__mro__)
 
 
 def fill_rows(out: Any, batch: Sequence[Any]) -> Any:
-    """`out`, after its row i was set to array i from its beginning on."""
+    """Set row i of `out` to array i, from its beginning, and return `out`."""
     for row, array in enumerate(batch):
         out[(row, *map(slice, array.shape))] = array
     return out
 
 
 def fill_stretches(out: Any, batch: Sequence[Any]) -> Any:
-    """`out`, after its rows were set to those of the arrays, one array after the other."""
+    """Set the rows of `out` to the rows of the arrays, one array after the other, and return `out`."""
     start = 0
     for array in batch:
         stop = start + array.shape[0]
@@ -98,7 +98,7 @@ def fill_stretches(out: Any, batch: Sequence[Any]) -> Any:
 
 
 def _stack(batch: Sequence[Array]) -> Array:
-    """One concatenation and a reshape cost a third of `np.stack` where arrays are small."""
+    """Stack arrays. One concatenation and a reshape cost a third of `np.stack` for small arrays."""
     first = batch[0]
     if not first.ndim:
         return np.array(batch).astype(first.dtype, copy=False)
@@ -109,7 +109,7 @@ def _stack(batch: Sequence[Array]) -> Array:
 
 
 def _are_rows(batch: Sequence[Array], base: Any) -> bool:
-    """Whether `batch` is all rows of the array `base` in their order (as the image decoder makes them)."""
+    """Return whether `batch` consists of all rows of the array `base` in order (as the image decoder returns them)."""
     first = batch[0]
     if type(base) is not np.ndarray or base.shape != (len(batch), *first.shape) or base.dtype != first.dtype:
         return False
@@ -140,12 +140,12 @@ _kinds: dict[type, ArrayKind] = {np.ndarray: NUMPY}
 def generic_batch(batch: list[Any], *, where: str = "") -> Any:
     """Batch a non-empty list by the type of its first element.
 
-    Arrays are padded and stacked; the fields of dictionaries, dataclasses and named tuples are batched each and put
-    into the same type again, metadata (`__key__`, `__subflavors__`, …) as lists; a dataclass with a method
-    `from_samples` makes its batch itself; everything else stays the list.
+    Arrays are padded and stacked. The fields of dictionaries, dataclasses and named tuples are batched separately and
+    put into the same type; metadata (`__key__`, `__subflavors__`, …) become lists. A dataclass with a method
+    `from_samples` makes its own batch. Everything else stays a list.
 
     Args:
-        batch: What to batch, at least one element, all alike.
+        batch: Values of one type, at least one.
         where: Path of these values inside the samples, for messages.
 
     Raises:
@@ -157,8 +157,8 @@ def generic_batch(batch: list[Any], *, where: str = "") -> Any:
 def generic_concat(batch: list[Any], *, where: str = "") -> Any:
     """Join a non-empty list of batches: arrays are concatenated along their first dimension, padded in the others.
 
-    Goes into dictionaries, dataclasses and named tuples as `generic_batch` does; everything else stays a list with one
-    entry a batch.
+    Dictionaries, dataclasses and named tuples are handled as in `generic_batch`; everything else becomes a list with
+    one entry per batch.
 
     Raises:
         ValueError: Arrays of one field differ in their number of dimensions, or only some batches have the field.
@@ -174,7 +174,7 @@ def homogeneous_concat_mix(samples: list[Any]) -> Any:
     """
     if len({type(sample) for sample in samples}) > 1:
         kinds = ", ".join(sorted({type(sample).__name__ for sample in samples}))
-        raise TypeError(f"homogeneous_concat_mix joins batches of one type, these are {kinds}")
+        raise TypeError(f"homogeneous_concat_mix: expected batches of one type, got {kinds}")
     return generic_concat(samples)
 
 
@@ -183,10 +183,10 @@ def batch_samples(
     result_type: type | None = None,
     actions: Mapping[str, Callable[[list[Any]], Any]] | None = None,
 ) -> Any:
-    """Batch samples field by field into `result_type` (a dataclass, named tuple or dict; default: that of the samples).
+    """Batch samples by field into `result_type` (a dataclass, named tuple or dict; default: the type of the samples).
 
-    A `result_type` with a method `from_samples` makes its batch itself. Else each field is batched by `generic_batch`,
-    or by `actions[field]` where given. Raises TypeError and ValueError.
+    A `result_type` with a method `from_samples` makes its own batch. Otherwise each field is batched by
+    `actions[field]` if present, or by `generic_batch`. Raises TypeError and ValueError.
     """
     result_type = result_type or type(samples[0])
     from_samples = getattr(result_type, "from_samples", None)
@@ -195,8 +195,8 @@ def batch_samples(
     columns = batch_columns(samples, "")
     if columns is None:
         kind = type(samples[0]).__name__
-        hint = "; does the hook that encodes them return its sample?" if samples[0] is None else ""
-        raise TypeError(f"samples to batch must be dictionaries, dataclasses or named tuples, not {kind}{hint}")
+        hint = ". Check that the hook that encodes them returns its sample" if samples[0] is None else ""
+        raise TypeError(f"cannot batch {kind}: expected dictionaries, dataclasses or named tuples{hint}")
     for name, column in columns.items():
         if actions is not None and name in actions:
             action = actions[name]
@@ -207,35 +207,35 @@ def batch_samples(
 
 
 def stack_or_list(batch: list[Any], *, where: str = "") -> Any:
-    """Arrays, numpy scalars among them, padded and stacked; of anything else the list itself. Raises ValueError."""
+    """Pad and stack arrays and numpy scalars; return other values as the list. Raises ValueError."""
     joined = _joined(batch, where, batch_pad_stack)
     return batch if joined is None else joined
 
 
 def batch_list(batch: list[T]) -> list[T]:
-    """The list itself: one entry a sample."""
+    """Return the list: one entry per sample."""
     return batch
 
 
 def batch_stack(batch: Sequence[T], *, where: str = "") -> T:
-    """Stack arrays of one shape on a new first dimension. The result has the first one's type.
+    """Stack arrays of one shape on a new first dimension. The result has the type of the first array.
 
     Raises:
-        ValueError: The shapes differ, or a value is no array.
+        ValueError: The shapes differ, or a value is not an array.
     """
     kind = _kind(batch, where)
     if len(_distinct_shapes(batch, where)) > 1:
-        raise ValueError(f"{_at(where)}arrays of one shape can be stacked, these are {_shapes(batch)}")
+        raise ValueError(f"{_at(where)}cannot stack arrays of different shapes {_shapes(batch)}: use batch_pad_stack")
     return kind.stack(batch)
 
 
 def batch_pad_stack(batch: Sequence[T], *, where: str = "") -> T:
     """Stack arrays on a new first dimension, each padded with zeros at its ends to the largest size.
 
-    `[1, 2]` and `[3]` become `[[1, 2], [3, 0]]`. The result has the first one's type.
+    `[1, 2]` and `[3]` become `[[1, 2], [3, 0]]`. The result has the type of the first array.
 
     Raises:
-        ValueError: The numbers of dimensions differ, or a value is no array.
+        ValueError: The numbers of dimensions differ, or a value is not an array.
     """
     kind = _kind(batch, where)
     shapes = _distinct_shapes(batch, where)
@@ -245,10 +245,10 @@ def batch_pad_stack(batch: Sequence[T], *, where: str = "") -> T:
 def concat_pad(batch: Sequence[T], *, where: str = "") -> T:
     """Concatenate arrays along their first dimension, padded with zeros in all others.
 
-    The result has the first one's type.
+    The result has the type of the first array.
 
     Raises:
-        ValueError: The numbers of dimensions differ or are zero, or a value is no array.
+        ValueError: The numbers of dimensions differ or are zero, or a value is not an array.
     """
     kind = _kind(batch, where)
     shapes = _distinct_shapes(batch, where)
@@ -262,11 +262,11 @@ def concat_pad(batch: Sequence[T], *, where: str = "") -> T:
 
 
 _NAMING: tuple[Callable[..., Any], ...] = (generic_batch, generic_concat, batch_stack, batch_pad_stack, concat_pad)
-"""Those that name the field in their errors."""
+"""Functions that take the field name for their errors."""
 
 
 def batch_columns(samples: list[Any], where: str) -> dict[str, list[Any]] | None:
-    """The values of each field of the first sample over all samples; None where it has no fields.
+    """Return the values of each field of the first sample over all samples; None if it has no fields.
 
     Raises ConfigError and ValueError.
     """
@@ -282,7 +282,7 @@ def batch_columns(samples: list[Any], where: str) -> dict[str, list[Any]] | None
         columns = {name: list(map(getter, samples)) for name, getter in getters}
     except (KeyError, AttributeError, TypeError) as error:
         uncooked = _uncooked(samples)
-        kind = ConfigError if uncooked else ValueError  # the former ends the run with the first batch
+        kind = ConfigError if uncooked else ValueError  # a ConfigError ends the run with the first batch
         raise kind(f"{_at(where)}samples of one batch must have the same fields: {uncooked or repr(error)}") from error
     if getattr(first, "__valid__", None) is not None:
         columns["__valid__"] = [sample.__valid__ for sample in samples]
@@ -290,21 +290,21 @@ def batch_columns(samples: list[Any], where: str) -> dict[str, list[Any]] | None
 
 
 def _uncooked(samples: list[Any]) -> str:
-    """Which dataset is crude beside typed samples; "" where that is not what differs."""
+    """Name the crude dataset in a batch of crude and typed samples; "" for other differences."""
     crude = [sample for sample in samples if isinstance(sample, CrudeSample)]
     typed = [type(sample).__name__ for sample in samples if not isinstance(sample, CrudeSample)]
     if not (crude and typed):
         return ""
     sources = get_source_info(crude[0])
-    where = f"those of {sources[0].dataset_path}" if sources else "some"
+    where = f"samples of {sources[0].dataset_path}" if sources else "some samples"
     return f"{where} are crude, others {typed[0]}; give the task encoder (--task-encoder) a cooker for the crude ones"
 
 
 @lru_cache(maxsize=1024)
 def _field_getters(cls: type) -> tuple[tuple[str, attrgetter[Any]], ...] | None:
-    """Name and getter of each field of a dataclass or named tuple; None for other types."""
+    """Return the name and getter of each field of a dataclass or named tuple; None for other types."""
     if is_dataclass(cls):
-        # `__valid__` is the mask of a batch; samples have none, and what has none is not batched.
+        # `__valid__` is the mask of a batch. Samples have no mask, so it is not batched.
         names = [field.name for field in fields(cls) if field.init and field.name != "__valid__"]
         return tuple((name, attrgetter(name)) for name in names)
     named: tuple[str, ...] | None = getattr(cls, "_fields", None) if issubclass(cls, tuple) else None
@@ -332,7 +332,7 @@ def _by_type(batch: list[Any], where: str, arrays: Callable[..., Any], *, delega
 
 
 def _joined(batch: list[Any], where: str, arrays: Callable[..., Any]) -> Any:
-    """What `arrays` makes of the arrays of a field; None where they are none."""
+    """Join the arrays of a field with `arrays`; None if the values are not arrays."""
     first = batch[0]
     if kind_of(type(first)) is not None:
         return arrays(batch, where=where)
@@ -345,16 +345,16 @@ def _joined(batch: list[Any], where: str, arrays: Callable[..., Any]) -> Any:
 
 def _construct(cls: type, columns: dict[str, Any]) -> Any:
     batch = cls(**columns)
-    register_value(batch)  # a plain dataclass of the user becomes a pytree with its first batch
+    register_value(batch)  # a plain dataclass of the user becomes a pytree on its first batch
     return batch
 
 
 def _kind(batch: Sequence[Any], where: str) -> ArrayKind:
-    """The kind of the first array, checked to be that of all where arrays are not numpy's."""
+    """Return the kind of the first array. Except for numpy, all arrays must be of that kind."""
     kind = kind_of(type(batch[0]))
     if kind is None:
         raise _no_array(batch[0], where)
-    if kind is not NUMPY:  # numpy takes whatever can be made an array
+    if kind is not NUMPY:  # numpy accepts any array-like value
         for row, value in enumerate(batch):
             if kind_of(type(value)) is not kind:
                 raise _mixed(batch, row, where)
@@ -365,15 +365,15 @@ def _no_array(value: Any, where: str) -> ValueError:
     kind = type(value).__name__
     if is_tensor(type(value)):
         return ValueError(
-            f"{_at(where)}a {kind} of torch is batched where energon_grain_torch is imported; take TaskEncoder and "
-            f"get_train_dataset from there, or return a numpy array ({kind.lower()}.numpy()) from the hook"
+            f"{_at(where)}torch's {kind} needs the PyTorch backend: import TaskEncoder and get_train_dataset from "
+            f"energon_grain_torch, or return a numpy array ({kind.lower()}.numpy()) from the hook"
         )
     if isinstance(value, dict) or is_dataclass(value):
         return ValueError(
-            f"{_at(where)}these are whole samples ({kind}), and arrays can be stacked and concatenated: take one field "
-            f"of them, as batch_stack([sample.image for sample in samples]), or generic_batch(samples), which pads"
+            f"{_at(where)}expected arrays to stack, got whole samples ({kind}): use one field, as in "
+            f"batch_stack([sample.image for sample in samples]), or generic_batch(samples), which pads"
         )
-    return ValueError(f"{_at(where)}arrays can be stacked and concatenated, sample 0 has {kind}")
+    return ValueError(f"{_at(where)}expected arrays to stack, sample 0 has {kind}")
 
 
 def _mixed(batch: Sequence[Any], row: int, where: str) -> ValueError:
@@ -382,19 +382,19 @@ def _mixed(batch: Sequence[Any], row: int, where: str) -> ValueError:
 
 
 def _distinct_shapes(batch: Sequence[Any], where: str) -> set[tuple[int, ...]]:
-    """The shapes that occur, checked to have one number of dimensions."""
+    """Return the distinct shapes, which must have the same number of dimensions."""
     try:
         shapes = {array.shape for array in batch}
     except AttributeError:
         row = next(row for row, value in enumerate(batch) if not hasattr(value, "shape"))
         raise _mixed(batch, row, where) from None
     if len(shapes) > 1 and len(set(map(len, shapes))) > 1:
-        raise ValueError(f"{_at(where)}arrays of one number of dimensions can be padded, these are {_shapes(batch)}")
+        raise ValueError(f"{_at(where)}cannot pad arrays of different numbers of dimensions: {_shapes(batch)}")
     return shapes
 
 
 def _largest(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """The largest size in each dimension."""
+    """Return the largest size in each dimension."""
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the bytes of a part to its value, by the end of the part's name."""
+"""Decoders of sample parts, selected by the extension of the part's name."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Buffer = bytes | memoryview
 Codec = Callable[[Buffer], Any]
 PICKLE_ENVIRONMENT = "ENERGON_GRAIN_ALLOW_PICKLE"
 LAZY_BYTES = 4 << 20
-"""So many bytes of a bucket take about twice as long as the first one."""
+"""Size above which a file in a bucket takes about twice as long to transfer as its first byte."""
 
 TEXT_EXTENSIONS = frozenset({"txt", "text", "transcript"})
 JSON_EXTENSIONS = frozenset({"json", "jsn"})
@@ -59,20 +59,20 @@ WHOLE_COLUMN: dict[str, Callable[[bytes], Any]] = {
     **dict.fromkeys(TEXT_EXTENSIONS, bytes.decode),
     **dict.fromkeys(JSON_EXTENSIONS, _decode_json),
 }
-"""Functions in C that give what the codecs give for good `bytes`, for `map` over many values. Whatever they raise, the
-codec decides what it means."""
+"""C functions with the results of the codecs for valid `bytes`, for `map` over many values. On any error, the codec
+decides its meaning."""
 
 _OBJECT = np.dtype(object)
 _NPY_MAGIC = b"\x93NUMPY"
-_MOST_HEADER_BYTES = 10_000  # numpy's own bound
+_MOST_HEADER_BYTES = 10_000  # numpy's own limit
 _TENBIN_MAGIC = b"~TenBin~"
 _TENBIN_TYPES = frozenset({"f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"})
 _GZIP = 16 + zlib.MAX_WBITS
-_GZIP_BYTES = 1 << 18  # unpacked at once
+_GZIP_BYTES = 1 << 18  # unpacked per step
 
 
 def text_codec(part: str) -> Callable[[Buffer], str]:
-    """A function that decodes UTF-8 text; raises `DecodingError` naming `part`."""
+    """Return a function that decodes UTF-8 text; it raises `DecodingError` with the name `part`."""
 
     def decode(data: Buffer) -> str:
         try:
@@ -84,7 +84,7 @@ def text_codec(part: str) -> Callable[[Buffer], str]:
 
 
 def integer_codec(part: str) -> Callable[[Buffer], int]:
-    """A function that decodes a decimal integer, space around it allowed; raises `DecodingError` naming `part`."""
+    """Return a function that decodes a decimal integer, with optional spaces; it raises `DecodingError` with `part`."""
 
     def decode(data: Buffer) -> int:
         try:
@@ -96,9 +96,9 @@ def integer_codec(part: str) -> Callable[[Buffer], int]:
 
 
 def json_codec(part: str) -> Callable[[Buffer], Any]:
-    """A function that decodes JSON as Python's `json` does (NaN and lone surrogates included), only faster.
+    """Return a function that decodes JSON like Python's `json` (including NaN and lone surrogates), but faster.
 
-    It raises `DecodingError` naming `part`.
+    It raises `DecodingError` with the name `part`.
     """
 
     def decode(data: Buffer) -> Any:
@@ -115,22 +115,22 @@ def json_codec(part: str) -> Callable[[Buffer], Any]:
 
 
 def decode_npy(data: Buffer, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
-    """The array in a `.npy` file, writable and in the memory order that it was saved in. Raises ValueError."""
+    """Decode a `.npy` file to an array, writable and in its saved memory order. Raises ValueError."""
     size = _npy_header_size(data)
     shape, fortran, dtype = _npy_header(bytes(data[:size])) if size else ((), False, _OBJECT)
     if dtype.hasobject or not dtype.itemsize:
         return np.lib.format.read_array(io.BytesIO(data), allow_pickle=allow_pickle)
     if min(shape, default=0) < 0:
-        raise ValueError(f"an array of shape {shape} is announced")
+        raise ValueError(f"the header declares an array of shape {shape}")
     count = math.prod(shape)
     if len(data) - size < count * dtype.itemsize:
-        raise ValueError(f"{count * dtype.itemsize} bytes of array data announced, {len(data) - size} present")
+        raise ValueError(f"the header declares {count * dtype.itemsize} bytes, the file has {len(data) - size}")
     flat = np.frombuffer(data, dtype, count, size)
     return flat.reshape(shape, order="F" if fortran else "C").copy(order="K")
 
 
 def decode_npz(data: Buffer, *, allow_pickle: bool = False, max_bytes: int | None = None) -> dict[str, Any]:
-    """The arrays in a `.npz` file by name; members that are no arrays as bytes. Raises ValueError."""
+    """Decode a `.npz` file to arrays by name; other members stay bytes. Raises ValueError."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         check_unpacked(archive, max_bytes)
         members = {member.filename: archive.read(member) for member in archive.infolist()}
@@ -143,20 +143,21 @@ def decode_npz(data: Buffer, *, allow_pickle: bool = False, max_bytes: int | Non
 
 
 def check_unpacked(archive: zipfile.ZipFile, max_bytes: int | None) -> None:
-    """Raise ValueError where an archive announces too much; no member is read further than it announces."""
+    """Raise ValueError if an archive declares too much data; no member is read beyond its declared size."""
     members = archive.infolist()
     announced = sum(member.file_size for member in members)
     if max_bytes is not None and announced > max_bytes:
-        raise ValueError(f"unpacks to {announced} bytes; SampleDecoder(max_part_bytes={max_bytes}) unpacks no more")
+        raise ValueError(f"unpacks to {announced} bytes, above SampleDecoder(max_part_bytes={max_bytes})")
     if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
-        raise ValueError("is packed by another method than deflate")
+        raise ValueError("uses another compression method than deflate")
 
 
 def decode_tenbin(data: Buffer) -> list[npt.NDArray[Any]]:
-    """The arrays of a tensor binary as WebDataset's `tenbin` writes it.
+    """Decode a tensor binary, as written by WebDataset's `tenbin`, to its arrays.
 
-    The file is a row of chunks: `~TenBin~`, int64 length, and as many bytes, padded to a multiple of 64. Each array is
-    a header chunk of int64s (type name, label, number of dimensions, sizes) and a data chunk. Raises ValueError.
+    The file is a sequence of chunks: `~TenBin~`, int64 length, and that many bytes, padded to a multiple of 64. Each
+    array is a header chunk of int64s (type name, label, number of dimensions, sizes) and a data chunk. Raises
+    ValueError.
     """
     chunks: list[memoryview] = []
     view = memoryview(data)
@@ -172,13 +173,13 @@ def decode_tenbin(data: Buffer) -> list[npt.NDArray[Any]]:
         numbers = np.frombuffer(header, "<i8")
         name = bytes(header[:8]).rstrip(b"\0").decode("ascii")
         if name not in _TENBIN_TYPES or len(numbers) < 3 or len(numbers) != 3 + numbers[2]:
-            raise ValueError(f"an array header of type {name!r} with {len(numbers)} numbers is not valid")
+            raise ValueError(f"invalid array header of type {name!r} with {len(numbers)} numbers")
         arrays.append(np.frombuffer(content, f"<{name}").reshape([int(size) for size in numbers[3:]]).copy())
     return arrays
 
 
 def _npy_header_size(data: Buffer) -> int:
-    """Bytes before the array data; 0 for damaged files, which are left to numpy."""
+    """Return the bytes before the array data; 0 for damaged files, which numpy handles."""
     if data[:7] == _NPY_MAGIC + b"\1":
         return 10 + int.from_bytes(data[8:10], "little")
     if data[:7] in (_NPY_MAGIC + b"\2", _NPY_MAGIC + b"\3"):
@@ -188,7 +189,7 @@ def _npy_header_size(data: Buffer) -> int:
 
 @lru_cache(maxsize=256)
 def _npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether in Fortran order, and type. Cached: the samples of a dataset share a few headers."""
+    """Return shape, Fortran order, and type. Cached, because the samples of a dataset share a few headers."""
     stream = io.BytesIO(header)
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
@@ -199,19 +200,19 @@ def _npy_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def _npy_header_3(text: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """That of version 3, whose field names may be any text: numpy has no function for it alone."""
+    """Parse a header of version 3, whose field names may be any text. Numpy has no function for it alone."""
     if len(text) > _MOST_HEADER_BYTES:
-        raise ValueError(f"an array header of {len(text)} bytes; at most {_MOST_HEADER_BYTES} are read")
-    said = ast.literal_eval(text.decode("utf-8"))
-    if not isinstance(said, dict) or said.keys() != {"descr", "fortran_order", "shape"}:
-        raise ValueError("an array header that does not say type, order and shape")
-    if not isinstance(said["shape"], tuple) or not all(type(length) is int for length in said["shape"]):
-        raise ValueError(f"an array of shape {said['shape']} is announced")
-    return said["shape"], bool(said["fortran_order"]), np.lib.format.descr_to_dtype(said["descr"])
+        raise ValueError(f"an array header of {len(text)} bytes, above the limit of {_MOST_HEADER_BYTES}")
+    header = ast.literal_eval(text.decode("utf-8"))
+    if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError("the array header lacks type, order or shape")
+    if not isinstance(header["shape"], tuple) or not all(type(length) is int for length in header["shape"]):
+        raise ValueError(f"the header declares an array of shape {header['shape']}")
+    return header["shape"], bool(header["fortran_order"]), np.lib.format.descr_to_dtype(header["descr"])
 
 
 def gunzip(data: Buffer, max_bytes: int | None) -> bytes:
-    """What gzip packed, in one member or several. Raises ValueError and zlib.error."""
+    """Decompress gzip data of one or several members. Raises ValueError and zlib.error."""
     most = sys.maxsize if max_bytes is None else max_bytes
     pieces: list[bytes] = []
     size = place = 0
@@ -220,7 +221,7 @@ def gunzip(data: Buffer, max_bytes: int | None) -> bytes:
         while not member.eof:
             packed = data[place : place + _GZIP_BYTES]
             if not packed:
-                raise ValueError("ends inside of what gzip packed")
+                raise ValueError("the gzip data is truncated")
             pieces.append(member.decompress(packed, min(most - size + 1, sys.maxsize)))
             size += len(pieces[-1])
             if size > most:
@@ -232,7 +233,7 @@ def gunzip(data: Buffer, max_bytes: int | None) -> bytes:
 
 
 def torch_file(data: Buffer, max_bytes: int | None) -> io.BytesIO:
-    """What `torch.save` wrote, for `torch.load`. Raises ValueError."""
+    """Return a file of `torch.save` for `torch.load`. Raises ValueError."""
     file = io.BytesIO(data)
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
@@ -244,14 +245,14 @@ def torch_file(data: Buffer, max_bytes: int | None) -> io.BytesIO:
 def _check_allowed(part: str, what: str, *, allowed: bool) -> None:
     if not allowed:
         raise UntrustedCodeError(
-            f"part {part!r} is {what} and may run any code when it is loaded; if you trust the data, pass "
-            "SampleDecoder(allow_pickle=True), else leave the part out (field_map, part_filter) or take raw bytes "
+            f"part {part!r} is {what} and can run any code when it is loaded. If you trust the data, use "
+            "SampleDecoder(allow_pickle=True); otherwise leave the part out (field_map, part_filter) or read raw bytes "
             "(decoder=None)"
         )
 
 
 def _installed(module: str, part: str) -> ModuleType:
-    with needed_for(f"decoding part {part!r}", instead="take raw bytes (decoder=None)"):
+    with needed_for(f"decoding part {part!r}", instead="read raw bytes (decoder=None)"):
         return importlib.import_module(module)
 
 
@@ -259,25 +260,25 @@ def _installed(module: str, part: str) -> ModuleType:
 class SampleDecoder:
     """Decodes the parts of samples.
 
-    The text after the last dot of a part's name says what it is (`jpg`, and `left.jpg` too); `.gz` behind it is
-    unpacked first. Unknown ones stay bytes.
+    The text after the last dot of a part's name selects the decoder (`jpg`, also for `left.jpg`); a final `.gz` is
+    unpacked first. Parts with other extensions stay bytes.
 
-    | end of the name | value |
+    | extension | value |
     |---|---|
     | `txt` `text` `transcript` | str, from UTF-8 |
     | `cls` `cls2` `index` `inx` `id` | int |
-    | `json` `jsn` | what the JSON says |
+    | `json` `jsn` | the JSON value |
     | image formats, in any case | by `image_decode` |
     | `mp4` `mov` `avi` `mkv` `webm` `flv` `mp3` `flac` `wav`, in any case | by `av_decode` |
     | `npy`, `npz`, `ten` `tb` | array, dictionary of arrays, list of arrays |
-    | `mp` `msg`, `cbor` | what it contains, with `energon-grain[codecs]` installed |
-    | `pkl` `pickle` `pyd`, `pth` | refused without `allow_pickle` |
+    | `mp` `msg`, `cbor` | the contained value, with `energon-grain[codecs]` installed |
+    | `pkl` `pickle` `pyd`, `pth` | rejected without `allow_pickle` |
 
     Immutable, picklable, and safe to use from several threads.
     """
 
     _av_decoder = "energon_grain.media.av_decoder.AVWebdatasetDecoder"
-    """Makes the decoder of videos and sounds, of some of the options; imported with the first of them."""
+    """Makes the decoder of video and audio from some of the options; imported on first use."""
 
     def __init__(
         self,
@@ -294,43 +295,41 @@ class SampleDecoder:
         max_pixels: int | None = MAX_PIXELS,
         lazy_bytes: int | None = LAZY_BYTES,
     ) -> None:
-        """Set what parts decode to.
+        """Set the results of decoding.
 
         Args:
             image_decode: `l8`, `rgb8`, `rgba8`: uint8 (H, W) or (H, W, C). `l`, `rgb`, `rgba`: the same as float32 in
-                0..1. With `torch` in front: (H, W) or (C, H, W), `torch` alone for `torchrgb`; numpy arrays here,
-                tensors in the torch adapter. `pill`, `pilrgb`, `pilrgba`, `pil` for `pilrgb`: Pillow images.
-            image_size: Pixels that the shorter side of an image gets, the other one in proportion; or (height, width),
-                whatever the proportions were. None: images stay as they are. A JPEG of twice the size or more is
-                decoded at a fraction of it first, which is faster and differs a little from resizing the whole.
-            image_filter: How images are resized: Pillow's `nearest`, `box`, `bilinear`, `hamming`, `bicubic` or
-                `lanczos`.
-            image_decoder: `pillow`: Pillow, and libjpeg-turbo with its pixels. `nvimgcodec`: JPEGs by nvImageCodec, in
-                batches, on the GPU that is the process's current one, with `energon-grain[nvimgcodec]` installed; on
-                the CPU, with a warning, where there is none. For images in RGB that stay as they are; those of a GPU
-                may differ by rounding.
-            av_decode: `AVDecoder`: an object that decodes when asked, as much as is asked for. `torch`: an `AVData` of
-                everything in the file, numpy arrays here, tensors in the torch adapter. `pyav`: an opened PyAV
+                0..1. With the prefix `torch`: (H, W) or (C, H, W); `torch` alone is `torchrgb`. These are numpy arrays,
+                or tensors in the torch adapter. `pill`, `pilrgb`, `pilrgba`, `pil` for `pilrgb`: Pillow images.
+            image_size: Pixels of the shorter side after resizing in proportion; or (height, width), regardless of
+                proportions. None: no resizing. A JPEG of at least twice the size is decoded at a fraction of it first,
+                which is faster and differs slightly from resizing the whole.
+            image_filter: Filter for resizing: Pillow's `nearest`, `box`, `bilinear`, `hamming`, `bicubic` or `lanczos`.
+            image_decoder: `pillow`: Pillow, and libjpeg-turbo with the same pixels. `nvimgcodec`: JPEGs by
+                nvImageCodec, in batches, on the current GPU of the process, with `energon-grain[nvimgcodec]` installed;
+                on the CPU, with a warning, if there is no GPU. Only for RGB images without resizing; GPU results may
+                differ by rounding.
+            av_decode: `AVDecoder`: an object that decodes on request, as much as requested. `torch`: an `AVData` of
+                everything in the file, with numpy arrays, or tensors in the torch adapter. `pyav`: an opened PyAV
                 container.
-            video_decode_audio: Whether `torch` decodes the audio of videos too, of those that have some.
-            guess_content: Tell images, video and audio from their first bytes rather than from the part's name.
+            video_decode_audio: Whether `torch` also decodes the audio of videos that have audio.
+            guess_content: Detect images, video and audio by their first bytes instead of the part's name.
             allow_pickle: Decode pickles and torch files. They can run any code: only for data that you trust. None, the
-                default: if `ENERGON_GRAIN_ALLOW_PICKLE=1` is in the environment, for programs that cannot say so.
-            max_part_bytes: To how many bytes a part may be unpacked (`.gz`, `npz`, archives of torch, audio); None: any
-                number. 2 GiB by default.
-            max_pixels: How many pixels an image or a frame may have; None: any number, up to Pillow's own
-                `Image.MAX_IMAGE_PIXELS`. The scans of a JPEG, and the frames of a video, may have 16 times as many
-                together. 2^27 by default, 134 million.
-
-                A part that announces more does not decode, before anything is allocated; the error policy decides
-                about its sample, as about any that is broken.
-            lazy_bytes: From how many bytes on a video or audio file in a tar is not read with its sample: the
-                `AVDecoder` or PyAV container reads what frames take when it is asked for them. 4 MiB by default; None:
-                all are read with their samples, which is best for those that are decoded whole and lie in a bucket.
+                default: if the environment has `ENERGON_GRAIN_ALLOW_PICKLE=1`, for programs that cannot set the
+                    argument.
+            max_part_bytes: Maximum bytes of an unpacked part (`.gz`, `npz`, archives of torch, audio); None: no limit.
+                Default: 2 GiB.
+            max_pixels: Maximum pixels of an image or a frame; None: no limit except Pillow's own
+                `Image.MAX_IMAGE_PIXELS`. The scans of a JPEG, and the frames of a video, may together have 16 times as
+                many. Default: 2^27, 134 million. A part that declares more is rejected before any memory is allocated;
+                the error policy handles its sample like any broken one.
+            lazy_bytes: Minimum size of video and audio files in tars that are not read with their samples: the
+                `AVDecoder` or PyAV container reads the bytes of frames on request. Default: 4 MiB. None: all files are
+                read with their samples, which is best for files in a bucket that are decoded as a whole.
 
         Raises:
-            ConfigError: A value is not among those listed, a bound is below 1, or an option needs a package that is not
-                installed.
+            ConfigError: A value is not one of those listed, a limit is below 1, or an option needs a package that is
+                not installed.
         """
         _check_choice("image_decode", image_decode, tuple(IMAGE_MODES))
         _check_choice("image_filter", image_filter, get_args(ImageFilter))
@@ -358,21 +357,21 @@ class SampleDecoder:
         self._pixels = image_codec(image_decode, max_pixels, None if size is None else Fit(size, image_filter))
         if image_decoder == "nvimgcodec" and size is not None:
             raise ConfigError(
-                f"image_size={image_size!r}: image_decoder='nvimgcodec' decodes whole images only; leave one of them "
-                "out (without nvImageCodec, JPEGs are decoded at a fraction of their size)"
+                f"image_size={image_size!r}: image_decoder='nvimgcodec' decodes only whole images: remove one of them "
+                "(without nvImageCodec, JPEGs are decoded at a fraction of their size)"
             )
         self._ahead = NvImageCodec(image_decode, max_pixels) if image_decoder == "nvimgcodec" else None
         self._image_value = self._planes_value if mode.form == "planes" else _unchanged
         self._rows_pay = mode.form != "pil" and not guess_content
 
     def decoder_for(self, part: str) -> Codec | None:
-        """The function that decodes the bytes (or a view of the bytes) of a part, None where they stay bytes.
+        """Return the function that decodes the bytes (or a view of the bytes) of a part; None if they stay bytes.
 
-        The function raises `DecodingError`, naming the part. Resolved once a name, then remembered.
+        The function raises `DecodingError` with the part's name. Resolved once per name, then cached.
 
         Raises:
-            UntrustedCodeError: The part is a pickle or torch file, and those are not allowed.
-            MissingPackageError: Decoding takes a package that is not installed.
+            UntrustedCodeError: The part is a pickle or torch file, which are not allowed.
+            MissingPackageError: Decoding needs a package that is not installed.
         """
         try:
             return self._codecs[part]
@@ -381,25 +380,25 @@ class SampleDecoder:
             return codec
 
     def lazy_from(self, part: str) -> int | None:
-        """From how many bytes on `decoder_for(part)` takes a seekable binary file as well as bytes; None: it does not.
+        """Return the size above which `decoder_for(part)` accepts a seekable binary file instead of bytes; None: never.
 
-        A decoder with a `decoder_for` of its own gets bytes, unless it has a `lazy_from` of its own too.
+        A subclass with its own `decoder_for` receives bytes, unless it also has its own `lazy_from`.
         """
         by_name = part.rpartition(".")[2].lower() in AV_EXTENSIONS and not self._config["guess_content"]
         ours = type(self).decoder_for is SampleDecoder.decoder_for
         return self._config["lazy_bytes"] if by_name and ours and self._config["av_decode"] != "torch" else None
 
     def decode_column(self, part: str, column: list[bytes], groups: Sequence[range] = ()) -> list[Any]:
-        """Decode the same part of many samples: what `decoder_for(part)` gives for each, at a lower price.
+        """Decode the same part of many samples, with the results of `decoder_for(part)`, but faster.
 
         Args:
             part: Name of the part.
-            column: Its bytes, one value a sample.
-            groups: Places of `column`, together all of them in order, that will probably be stacked; images of a group
-                come as the rows of one array.
+            column: Its bytes, one value per sample.
+            groups: Ranges of `column`, which together cover it in order, of values that will probably be stacked;
+                images of a group become the rows of one array.
 
         Raises:
-            Exception: A value does not decode; which one, and what is wrong with it, `decoder_for(part)` says.
+            Exception: A value cannot be decoded; `decoder_for(part)` raises the error with the details.
         """
         codec = self.decoder_for(part)
         if codec is None:
@@ -416,24 +415,24 @@ class SampleDecoder:
         return list(map(codec, column))
 
     def decode(self, fname: str, raw: Buffer) -> Any:
-        """Decode one file by its whole name, `folder/key.part`; a name without a part stays bytes.
+        """Decode one file by its full name, `folder/key.part`; a name without a part stays bytes.
 
         Raises:
-            DecodingError: The bytes do not decode.
-            UntrustedCodeError: The file is a pickle or torch file, and those are not allowed.
-            MissingPackageError: Decoding takes a package that is not installed.
+            DecodingError: The bytes cannot be decoded.
+            UntrustedCodeError: The file is a pickle or torch file, which are not allowed.
+            MissingPackageError: Decoding needs a package that is not installed.
         """
         key, _, part = fname.rpartition("/")[2].partition(".")
         codec = self.decoder_for(part if key and part else "")
         return raw if codec is None else codec(raw)
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """Decode a dictionary of parts. Entries whose names begin with `__` are no parts and stay.
+        """Decode a dictionary of parts. Entries whose names start with `__` are not parts and stay.
 
         Raises:
-            DecodingError: A part does not decode.
-            UntrustedCodeError: A part is a pickle or torch file, and those are not allowed.
-            MissingPackageError: Decoding takes a package that is not installed.
+            DecodingError: A part cannot be decoded.
+            UntrustedCodeError: A part is a pickle or torch file, which are not allowed.
+            MissingPackageError: Decoding needs a package that is not installed.
         """
         decoded: dict[str, Any] = {}
         for part, data in sample.items():
@@ -442,7 +441,7 @@ class SampleDecoder:
         return decoded
 
     def config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
+        """Return the arguments of the constructor."""
         return dict(self._config)
 
     def __eq__(self, other: object) -> bool:
@@ -471,7 +470,7 @@ class SampleDecoder:
 
     def _guessing(self, part: str) -> Codec:
         extension = part.rpartition(".")[2].lower()
-        basic: list[Codec | None] = []  # resolved only if needed: it may refuse the part
+        basic: list[Codec | None] = []  # resolved only if needed, because it may reject the part
 
         def decode(data: Buffer) -> Any:
             codec = self._media(part, media_extension(data) or extension)
@@ -496,11 +495,11 @@ class SampleDecoder:
         return self._image_value(self._pixels(data, ready=next(self._ahead([data]))))
 
     def _planes_value(self, planes: npt.NDArray[Any]) -> Any:
-        """What an image in one of the `torch…` modes becomes: the array itself; a tensor in the torch adapter."""
+        """Return the value of an image in a `torch…` mode: the array; a tensor in the torch adapter."""
         return planes
 
     def _av_codec(self, part: str) -> Codec:
-        """The function that decodes a video or audio file. Raises MissingPackageError."""
+        """Return the function that decodes a video or audio file. Raises MissingPackageError."""
         if self._config["av_decode"] != "AVDecoder":
             by_name("energon_grain.media.container.require_av")()
         options = ("video_decode_audio", "av_decode", "max_pixels", "max_part_bytes")
@@ -515,7 +514,7 @@ class SampleDecoder:
         return _guarded(part, decode)
 
     def _torch_codec(self, part: str) -> Codec:
-        """The function that decodes what `torch.save` wrote. Raises UntrustedCodeError and MissingPackageError."""
+        """Return the function that decodes files of `torch.save`. Raises UntrustedCodeError and MissingPackageError."""
         _check_allowed(part, "a torch file, which is a pickle inside,", allowed=self._config["allow_pickle"])
         torch = _installed("torch", part)
         most: int | None = self._config["max_part_bytes"]
@@ -549,11 +548,11 @@ class SampleDecoder:
 
 
 class ColumnDecoder(SampleDecoder):
-    """Decodes parts that are called as columns of a table: what they are is known, whatever their names.
+    """Decodes parts that are named like table columns: their types are known, regardless of names.
 
     Args:
-        decoder: Decodes them, by the ends of names.
-        endings: Which end stands for a column; a list's entries, `name.0`, are as their column.
+        decoder: Decodes them, by extension.
+        endings: Extension for each column; entries of a list, `name.0`, use that of their column.
     """
 
     def __init__(self, decoder: SampleDecoder, endings: Mapping[str, str]) -> None:
@@ -585,16 +584,16 @@ class ColumnDecoder(SampleDecoder):
 
 @cache
 def _hint_at_layout() -> None:
-    """Say once in a program what images are by default, if it uses JAX. See decisions/image-layout.md."""
+    """Log the default image layout once per program, if it uses JAX. See decisions/image-layout.md."""
     _logger.info(
-        "images are decoded as in Energon: float32 in 0..1, channels first. With JAX, uint8 with channels last is "
-        "usual and cheaper: decoder = SampleDecoder(image_decode='rgb8') in your task encoder. image_decode='torchrgb' "
-        "keeps the default without this message"
+        "images are decoded as in Energon: float32 in 0..1, channels first. JAX programs usually prefer uint8 with "
+        "channels last, which is also cheaper: set decoder = SampleDecoder(image_decode='rgb8') in the task encoder. "
+        "image_decode='torchrgb' keeps the default without this message"
     )
 
 
 def _guarded(part: str, decode: Codec) -> Codec:
-    """`decode`, with its errors as `DecodingError` naming the part, but those that are not of the data."""
+    """Wrap `decode`: errors of the data become `DecodingError` with the part's name, other errors pass."""
 
     def guarded(data: Buffer) -> Any:
         try:
@@ -613,11 +612,11 @@ def _unchanged(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _check_bound(option: str, value: object) -> None:
     if value is not None and (not isinstance(value, int) or value < 1):
-        raise ConfigError(f"{option}={value!r}: must be at least 1, or None for no bound")
+        raise ConfigError(f"{option}={value!r}: expected at least 1, or None for no limit")
 
 
 def _checked_size(size: Any) -> ImageSize:
-    """An `image_size`, of which configurations in files give lists."""
+    """Check an `image_size`, which is a list in configuration files."""
     pair = isinstance(size, tuple | list)
     sides: tuple[Any, ...] = tuple(cast("Sequence[Any]", size)) if pair else (size,)
     whole = all(hasattr(side, "__index__") and not isinstance(side, bool) and side >= 1 for side in sides)
@@ -630,8 +629,8 @@ def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         close = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"{option}={value!r} is not one of {', '.join(choices)}{hint}")
+        raise ConfigError(f"{option}={value!r}: expected one of {', '.join(choices)}{hint}")
 
 
 DEFAULT_DECODER = SampleDecoder()
-"""That of task encoders that choose none."""
+"""Default decoder of task encoders."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Field maps: which part, or which value inside a part, becomes which field of a sample.
+"""Field maps: the source of each field of a sample, a part or a value inside a part.
 
-    image: jpg,png                    the part `jpg`, else the part `png`
+    image: jpg,png                    the part `jpg`, or else the part `png`
     caption: json[captions][0]        the first entry of the list under "captions" in the part `json`
 
 An expression is one or more options separated by commas, tried from left to right. An option is a part name followed by
 any number of `[…]`, each a key of a dictionary or a position in a list. There is no quoting. An option whose brackets
-do not follow this form is taken as the name of a part. `__key__` and `__shard__` are parts too.
+do not follow this form is a part name as a whole. `__key__` and `__shard__` are parts too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ACCESS = re.compile(r"\[([^\[\]]+)\]")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to get at a value: a part, and the keys and positions to follow inside it."""
+    """One source of a value: a part, and the keys and positions to follow inside it."""
 
     part: str
     access: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Option:
         return self.part + "".join(f"[{step}]" for step in self.access)
 
     def follow(self, parts: Mapping[str, Any]) -> Any:
-        """The value in `parts`. Raises LookupError and ValueError."""
+        """Return the value in `parts`. Raises LookupError and ValueError."""
         value = parts[self.part]
         for step in self.access:
             if isinstance(value, dict):
@@ -50,7 +50,7 @@ class Option:
 
 
 def parse_expression(expression: str) -> tuple[Option, ...]:
-    """The options of a field map expression, in the order in which they are tried."""
+    """Return the options of a field map expression, in order."""
     options: list[Option] = []
     for text in expression.split(","):
         match = _OPTION.fullmatch(text)
@@ -66,9 +66,9 @@ class FieldMap:
     fields: dict[str, tuple[Option, ...]]
     """The options of each mapped field."""
     parts: tuple[str, ...]
-    """Parts that have to be read, sorted; without `__key__` and `__shard__`, which need no reading."""
+    """Parts to read, sorted; without `__key__` and `__shard__`, which need no reading."""
     simple: dict[str, str] | None
-    """Part by field, where every expression is a single plain part; else None."""
+    """Part by field, if every expression is a single part; otherwise None."""
 
     def __init__(self, options: Mapping[str, tuple[Option, ...]]) -> None:
         self.fields = dict(options)
@@ -78,39 +78,40 @@ class FieldMap:
 
     @classmethod
     def parse(cls, mapping: Mapping[str, str], sample_type: type, *, where: str = "field_map") -> FieldMap:
-        """Parse a field map and check it against the type that it fills.
+        """Parse a field map and check it against its sample type.
 
         Args:
             mapping: Expression by field name.
             sample_type: A dataclass.
-            where: What to call the mapping in messages, with its file.
+            where: Name of the mapping in messages, with its file.
 
         Raises:
-            FieldMapError: A field is unknown or set by the reader, a required field is missing, or an expression is
-                not a text.
+            FieldMapError: A field is unknown or set by the reader, a required field is missing, or an expression is not
+                a text.
         """
         known = _init_fields(sample_type, where)
         for name, expression in mapping.items():
             if name in _FIXED_FIELDS:
-                raise FieldMapError(f"{where}: {name} cannot be mapped, the reader sets it; remove the entry")
+                raise FieldMapError(f"{where}: {name} cannot be mapped, because the reader sets it: remove the entry")
             if name not in known:
                 raise FieldMapError(
                     f"{where}: {sample_type.__name__} has no field {name!r}; {_alternatives(name, known)}"
                 )
             if not isinstance(expression, str) or not expression:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise FieldMapError(
-                    f"{where}: {name}: {expression!r} is no expression; write a part and keys, as json[captions][0]"
+                    f"{where}: {name}: {expression!r} is not an expression: write a part and keys, as in "
+                    f"json[captions][0]"
                 )
         missing = [name for name, required in known.items() if required and name not in mapping]
         if missing:
             raise FieldMapError(
-                f"{where}: {sample_type.__name__} requires {', '.join(missing)}; map each to a part, as "
+                f"{where}: {sample_type.__name__} requires {', '.join(missing)}: map each to a part, as in "
                 f"{missing[0]}: {'jpg' if missing[0] == 'image' else 'txt'}"
             )
         return cls({name: parse_expression(expression) for name, expression in mapping.items()})
 
     def check_parts(self, available: Collection[str], *, where: str = "field_map") -> None:
-        """Check that each field can be filled from some of the parts that a dataset has. Raises FieldMapError."""
+        """Check that the parts of a dataset can fill each field. Raises FieldMapError."""
         for name, options in self.fields.items():
             if not any(option.part in available or option.part in PSEUDO_PARTS for option in options):
                 wanted = " or ".join(repr(option.part) for option in options)
@@ -118,7 +119,7 @@ class FieldMap:
                 raise FieldMapError(f"{where}: {name}: no sample has a part {wanted}; {others}")
 
     def evaluate(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        """The value of every mapped field, from decoded parts by name. Raises DecodingError."""
+        """Return the value of every mapped field, from decoded parts by name. Raises DecodingError."""
         values: dict[str, Any] = {}
         for name, options in self.fields.items():
             for option in options:
@@ -136,9 +137,9 @@ class FieldMap:
 
 
 def _init_fields(sample_type: type, where: str) -> dict[str, bool]:
-    """Fields that a map may fill, and whether it must."""
+    """Return the fields that a map may fill, and whether each is required."""
     if not is_dataclass(sample_type):
-        raise FieldMapError(f"{where}: {sample_type.__name__} is no dataclass, so it has no fields to map")
+        raise FieldMapError(f"{where}: {sample_type.__name__} is not a dataclass, so it has no fields to map")
     return {
         field.name: field.default is MISSING and field.default_factory is MISSING and field.name not in _GIVEN_FIELDS
         for field in fields(sample_type)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding images.
+"""Image decoding.
 
-Pillow defines what an image decodes to. JPEGs go through libjpeg-turbo directly, which gives the same pixels in a
-third less time and leaves the interpreter free; whatever it does not take goes to Pillow.
+Pillow defines the result of decoding. JPEGs are decoded directly by libjpeg-turbo, with the same pixels in a third less
+time and without holding the interpreter lock. Pillow decodes everything else.
 
-Where images are wanted smaller than they are (`Fit`), libjpeg decodes a JPEG at 1/2, 3/8, 1/4 or 1/8 of its size: the
-smallest of these that is large enough, from the coefficients of each block that matter there. Pillow resizes it the
-rest of the way. That leaves of decoding little more than reading the Huffman codes.
+For smaller images (`Fit`), libjpeg decodes a JPEG at 1/2, 3/8, 1/4 or 1/8 of its size: the smallest that is large
+enough, from the coefficients of each block that matter at that size. Pillow resizes the rest of the way. The remaining
+cost is little more than reading the Huffman codes.
 
-nvImageCodec decodes many JPEGs at once on a GPU, where it is asked for. What it does not take goes the way that all
-others go, which also says what is wrong with broken ones.
+nvImageCodec decodes many JPEGs at once on a GPU, on request. Images that it does not support are decoded as usual,
+which also reports the errors of broken ones.
 
-A few bytes can announce any size, and a scan of a progressive JPEG goes over all of it again. So the size that a file
-announces is compared with a bound before anything is decoded.
+A few bytes can declare any size, and each scan of a progressive JPEG processes all of it again. The declared size is
+therefore compared with a limit before decoding.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ IMAGE_EXTENSIONS = frozenset(
         "sgi tga tif tiff vda vst webp wmf xbm xpm"
     ).split()
 )
-"""Ends of part names (in lower case) that mean an image."""
+"""Extensions of part names (in lower case) that mean an image."""
 
 MAX_PIXELS = 1 << 27
-"""Of one picture, by default: more than any camera has."""
+"""Default maximum pixels of one picture: more than any camera has."""
 PASSES = 16
-"""How often as many pixels may be gone over: by the scans of a JPEG, in the frames of a video."""
+"""Maximum total pixels of the scans of a JPEG or of the frames of a video, in multiples of the pixel limit."""
 _SCALE = np.float32(255)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageMode:
-    """What an image decodes to."""
+    """The result type of image decoding."""
 
     form: Literal["array", "planes", "pil"]
     """`array`: (H, W) or (H, W, C); `planes`: (H, W) or (C, H, W); `pil`: a Pillow image."""
     colour: Literal["L", "RGB", "RGBA"]
     scaled: bool
-    """float32 in 0..1 rather than uint8."""
+    """float32 in 0..1 instead of uint8."""
 
 
 def _modes() -> dict[str, ImageMode]:
@@ -92,18 +92,18 @@ def _modes() -> dict[str, ImageMode]:
 
 
 IMAGE_MODES = _modes()
-"""By the value of `image_decode`, one for each in `ImageDecode`."""
+"""Modes by the value of `image_decode`, one for each in `ImageDecode`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The size that images are made: pixels of the shorter side, or height and width, by a `filter` of Pillow's."""
+    """Target size of images: pixels of the shorter side, or height and width, with one of Pillow's filters."""
 
     size: ImageSize
     filter: ImageFilter
 
     def of(self, width: int, height: int, most: int) -> tuple[int, int]:
-        """Width and height that a picture becomes. Raises ValueError where they make more than `most` pixels."""
+        """Return the target width and height of a picture. Raises ValueError above `most` pixels."""
         if isinstance(self.size, tuple):
             tall, wide = self.size
         else:
@@ -111,16 +111,16 @@ class Fit:
             wide, tall = ((self.size * side + short // 2) // short for side in (width, height))
         if wide * tall > most:
             raise ValueError(
-                f"a picture of {width} x {height} pixels would become one of {wide} x {tall}; "
-                f"SampleDecoder(max_pixels={most}) makes no more"
+                f"a picture of {width} x {height} pixels would be resized to {wide} x {tall}, above "
+                f"SampleDecoder(max_pixels={most})"
             )
         return wide, tall
 
 
 def image_codec(image_decode: str, max_pixels: int | None = MAX_PIXELS, fit: Fit | None = None) -> Callable[..., Any]:
-    """The function that decodes the bytes of an image file as a mode of `IMAGE_MODES` says. Picklable.
+    """Return the function that decodes image files in a mode of `IMAGE_MODES`. Picklable.
 
-    It raises ValueError, before it decodes, where a file announces more than `max_pixels`.
+    It raises ValueError, before decoding, if a file declares more than `max_pixels`.
     """
     mode = IMAGE_MODES[image_decode]
     most = sys.maxsize if max_pixels is None else max_pixels
@@ -131,10 +131,10 @@ def image_codec(image_decode: str, max_pixels: int | None = MAX_PIXELS, fit: Fit
 
 
 def check_size(width: int, height: int, most: int) -> None:
-    """Raise ValueError where a picture has more than `most` pixels."""
+    """Raise ValueError if a picture has more than `most` pixels."""
     if width * height > most:
         raise ValueError(
-            f"a picture of {width} x {height} pixels is announced; SampleDecoder(max_pixels={most}) decodes no more"
+            f"the file declares a picture of {width} x {height} pixels, above SampleDecoder(max_pixels={most})"
         )
 
 
@@ -145,17 +145,17 @@ def decode_rows(
     as_value: Callable[[npt.NDArray[Any]], Any],
     ahead: Callable[[list[bytes]], Iterable[Pixels | None]] | None = None,
 ) -> list[Any]:
-    """Decode images of which each group will probably be stacked.
+    """Decode images in groups that will probably be stacked.
 
-    The images of a group that have the shape of its first one are decoded into the rows of one array, so that stacking
-    them again costs nothing (`batching.batch_pad_stack` recognises all rows of an array in their order).
+    The images of a group with the shape of its first one are decoded into the rows of one array. Stacking them again
+    then costs nothing (`batching.batch_pad_stack` recognises all rows of an array in order).
 
     Args:
-        codec: As `image_codec` returns it, of a mode that decodes to arrays.
+        codec: Result of `image_codec`, for a mode that decodes to arrays.
         column: Bytes of images.
-        groups: Places in `column`, together all of them in order.
-        as_value: What an array becomes, without copying it; iterating over the value gives its rows.
-        ahead: Decodes a group at once, as `NvImageCodec` does; the codec decodes those that are None.
+        groups: Ranges of `column`, which together cover it in order.
+        as_value: Converts an array to a value without copying; iterating over the value yields its rows.
+        ahead: Decodes a group at once, like `NvImageCodec`; the codec decodes images that are None.
     """
     images: list[Any] = []
     for group in groups:
@@ -182,7 +182,7 @@ def _decode(
     out: npt.NDArray[Any] | None = None,
     ready: Pixels | None = None,
 ) -> npt.NDArray[Any]:
-    """The image, in `out` where that is given and has the right shape; of the pixels, if they are `ready`."""
+    """Decode the image, into `out` if it has the right shape; uses the pixels in `ready` if given."""
     direct = out if not (scaled or planes or colour == "L") else None
     pixels = ready
     if pixels is None and fit is None and data[:3] == _JPEG:
@@ -196,7 +196,7 @@ def _decode(
     if out is not None and out.shape != pixels.shape:
         out = None
     if scaled:
-        # One division in float32 a pixel, the same result as torch's and numpy's `x.astype(float32) / 255`.
+        # One float32 division per pixel, the same result as `x.astype(float32) / 255` in torch and numpy.
         return np.divide(pixels, _SCALE, out=out, dtype=np.float32)
     if out is None or pixels is out:
         return pixels
@@ -205,7 +205,7 @@ def _decode(
 
 
 def _decode_jpeg(data: Buffer, colour: str, planes: bool, most: int, out: Pixels | None) -> Pixels | None:
-    """The pixels of a JPEG, in `out` where they fit; None where Pillow has to do it, or to say what is wrong."""
+    """Decode a JPEG, into `out` if it fits; None if Pillow must decode it or report the error."""
     try:
         height, width, stored, _ = simplejpeg.decode_jpeg_header(data)
         if stored not in _SOURCES[colour]:
@@ -223,14 +223,14 @@ def _decode_jpeg(data: Buffer, colour: str, planes: bool, most: int, out: Pixels
 
 
 _SOURCES = {"L": ("Gray",), "RGB": ("YCbCr", "RGB", "Gray"), "RGBA": ("YCbCr", "RGB", "Gray")}
-# libjpeg's own luminance differs from Pillow's RGB to L in the last bit, so only grey files decode to L directly
+# libjpeg's luminance differs from Pillow's RGB to L in the last bit, so only grey files are decoded to L directly
 
 
 def _planes(pixels: Pixels, count: int) -> Pixels:
-    """(H, W, 4) to the (count, H, W) planes of its first channels.
+    """Convert (H, W, 4) to the (count, H, W) planes of its first channels.
 
-    Takes four bytes as one word and truncates it: numpy does that with vector instructions, twice as fast as
-    transposing bytes.
+    Reads four bytes as one word and truncates it: numpy uses vector instructions for that, twice as fast as transposing
+    bytes.
     """
     if sys.byteorder != "little":
         return np.ascontiguousarray(pixels[:, :, :count].transpose(2, 0, 1))
@@ -243,11 +243,11 @@ def _planes(pixels: Pixels, count: int) -> Pixels:
 
 
 def _open_image(data: Buffer, *, colour: str, most: int, fit: Fit | None = None) -> Image:
-    """Decode with Pillow, as the given colour mode; at the size that is wanted, if one is."""
+    """Decode with Pillow in the given colour mode, and resize if requested."""
     from PIL import Image
 
     if fit is not None:
-        # Which pixels the nearest ones are, only the whole picture tells.
+        # The nearest pixels depend on the whole picture.
         found = _reduced_jpeg(data, colour, most, fit) if data[:3] == _JPEG and fit.filter != "nearest" else None
         if found is None:
             image = _open_image(data, colour=colour, most=most)
@@ -269,11 +269,11 @@ _EIGHTHS = (1, 2, 3, 4, 8)
 def _reduced_jpeg(
     data: Buffer, colour: str, most: int, fit: Fit
 ) -> tuple[Image, tuple[float, float], tuple[int, int]] | None:
-    """A JPEG at the smallest fraction of its size that is large enough.
+    """Decode a JPEG at the smallest fraction of its size that is large enough.
 
     Returns:
-        The picture; how much of its width and height the file's are, whose last pixels may be less than one here; and
-        the size that is wanted. None where Pillow has to do it, or to say what is wrong.
+        The picture; the width and height of the file in it, whose last pixels may be cut; and the target size. None if
+        Pillow must decode it or report the error.
     """
     from PIL import Image
 
@@ -285,7 +285,7 @@ def _reduced_jpeg(
         _check_jpeg(data, width, height, most)
         size = fit.of(width, height, most)
         least = min(size[0], width), min(size[1], height)
-        # Between 1/2 and 1, decoding takes longer than of the whole.
+        # Between 1/2 and 1, decoding takes longer than at full size.
         eighths = next(n for n in _EIGHTHS if -(-width * n // 8) >= least[0] and -(-height * n // 8) >= least[1])
         mode = "RGBA" if colour == "RGBA" else "L" if colour == "L" and stored == "Gray" else "RGBX"
         layout = "GRAY" if mode == "L" else mode
@@ -294,7 +294,7 @@ def _reduced_jpeg(
         return None
     tall, wide = pixels.shape[:2]
     assert (wide, tall) == (-(-width * eighths // 8), -(-height * eighths // 8))
-    # Pillow holds colours in four bytes a pixel, so this copies nothing.
+    # Pillow stores colours in four bytes per pixel, so this copies nothing.
     image = Image.frombuffer(mode, (wide, tall), pixels, "raw", mode, 0, 1)
     image = image.convert("L") if mode == "RGBX" and colour == "L" else image
     return image, (width * eighths / 8, height * eighths / 8), size
@@ -304,17 +304,17 @@ _JPEG = b"\xff\xd8\xff"
 
 
 def _check_jpeg(data: Buffer, width: int, height: int, most: int) -> None:
-    """Raise ValueError where a JPEG has too many pixels, or too many scans of so many."""
+    """Raise ValueError if a JPEG has too many pixels, or too many scans for its pixels."""
     check_size(width, height, most)
     if width * height * (len(data) // _SCAN_BYTES) <= PASSES * most or _has_one_scan(data):
         return
-    # The marker of a scan, which image data never holds, at even and at odd places: cheaper than to count bytes.
+    # The marker of a scan, which never occurs in image data, at even and odd offsets: faster than counting bytes.
     words = (np.frombuffer(data, "<u2", (len(data) - odd) // 2, odd) for odd in (0, 1))
     scans = sum(int(np.count_nonzero(each == 0xDAFF)) for each in words)
     if width * height * scans > PASSES * most:
         raise ValueError(
-            f"a JPEG of {width} x {height} pixels and {scans} scans; SampleDecoder(max_pixels={most}) goes over "
-            f"{PASSES} times as many pixels, no more"
+            f"a JPEG of {width} x {height} pixels and {scans} scans, above {PASSES} times the pixels of "
+            f"SampleDecoder(max_pixels={most})"
         )
 
 
@@ -322,7 +322,7 @@ _SCAN_BYTES = 10  # the shortest header of a scan
 
 
 def _has_one_scan(data: Buffer) -> bool:
-    """Whether the first scan of a JPEG is all of it; false too where that cannot be known."""
+    """Return whether the first scan of a JPEG is complete; False if unknown."""
     place, components = 2, 0
     while place + 10 <= len(data) and data[place] == 0xFF:
         marker = data[place + 1]
@@ -336,7 +336,7 @@ def _has_one_scan(data: Buffer) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NvImageCodec:
-    """Decodes JPEGs in batches by nvImageCodec: on the process's GPU, on the CPU where there is none. Picklable.
+    """Decodes JPEGs in batches with nvImageCodec, on the process's GPU, or on the CPU if there is none. Picklable.
 
     Raises ConfigError for modes other than arrays in RGB, and MissingPackageError.
     """
@@ -348,22 +348,22 @@ class NvImageCodec:
         mode = IMAGE_MODES[self.image_decode]
         if mode.form == "pil" or mode.colour != "RGB":
             raise ConfigError(
-                f"image_decode={self.image_decode!r}: image_decoder='nvimgcodec' decodes to arrays in RGB only: choose "
-                "rgb8, rgb, torchrgb8 or torchrgb"
+                f"image_decode={self.image_decode!r}: image_decoder='nvimgcodec' decodes only to arrays in RGB: use "
+                f"rgb8, rgb, torchrgb8 or torchrgb"
             )
         _nvimgcodec()
 
     def __call__(self, column: Sequence[Buffer]) -> Iterator[Pixels | None]:
-        """uint8, (H, W, 3) or (3, H, W) by the mode, for each image; None where another decoder has to try."""
+        """Yield uint8, (H, W, 3) or (3, H, W) by the mode, for each image; None if another decoder must try."""
         counts = [self._pixels(data) for data in column]
         batches = groupby(zip(column, counts, accumulate(counts), strict=True), lambda each: each[2] // _PIXELS_AT_ONCE)
         for _, batch in batches:
             yield from self._decode([bytes(data) if count else None for data, count, _ in batch])
 
     def _pixels(self, data: Buffer) -> int:
-        """How many pixels a JPEG has; 0 for those that are left to others.
+        """Return the pixels of a JPEG; 0 for files that other decoders handle.
 
-        A file that does not end as JPEGs do may be truncated, which a GPU does not always tell.
+        A file without the end marker of JPEG may be truncated, which a GPU does not always detect.
         """
         if data[:3] != _JPEG or data[-2:] != _END_OF_JPEG:
             return 0
@@ -401,9 +401,9 @@ def _nvimgcodec() -> Any:
 
 @lru_cache(maxsize=256)
 def _decoder_of(process: int, thread: int) -> Any:
-    """A decoder for one thread: it may not be used by two at once, nor does one survive a fork."""
+    """Return the decoder of one thread: it must not be shared between threads, and does not survive a fork."""
     codec = _nvimgcodec()
-    options = {"max_num_cpu_threads": 1, "options": ":fancy_upsampling=1"}  # as libjpeg does
+    options = {"max_num_cpu_threads": 1, "options": ":fancy_upsampling=1"}  # like libjpeg
     try:
         return codec.Decoder(**options)
     except RuntimeError as error:
@@ -414,5 +414,5 @@ def _decoder_of(process: int, thread: int) -> Any:
 
 @cache
 def _warn_of_cpu(process: int, error: str) -> None:
-    """Say once a process that there is no GPU."""
+    """Log once per process that there is no GPU."""
     _logger.warning("process %d: nvImageCodec finds no GPU and decodes on the CPU: %s", process, error)

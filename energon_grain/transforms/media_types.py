@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What images, video and audio are called, and their first bytes. Decoding them is in `energon_grain.media`."""
+"""Extensions and first bytes of images, video and audio. Decoding is in `energon_grain.media`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Buffer = bytes | memoryview
 AVDecode = Literal["torch", "AVDecoder", "pyav"]
 
 AV_EXTENSIONS = frozenset({"avi", "flac", "flv", "mkv", "mov", "mp3", "mp4", "wav", "webm"})
-"""Ends of part names (in lower case) that mean video or audio."""
+"""Extensions of part names (in lower case) that mean video or audio."""
 MAX_PART_BYTES = 1 << 31
-"""Of what a part unpacks to, by default."""
+"""Default maximum bytes of an unpacked part."""
 
 _STARTS: tuple[tuple[bytes, str], ...] = (
     (b"\xff\xd8\xff", "jpg"),
@@ -36,15 +36,15 @@ _DOC_TYPES = ((b"\x42\x82\x84webm", "webm"), (b"\x42\x82\x88matroska", "mkv"))
 
 
 def media_extension(data: Buffer) -> str | None:
-    """The usual extension of an image, video or audio file with these contents; None where it is none that we know."""
+    """Return the usual extension of an image, video or audio file with this content; None if unknown."""
     head = bytes(data[:4096])
     for start, extension in _STARTS:
         if head.startswith(start):
             return extension
     if head[:8] == b"\x89PNG\r\n\x1a\n":
-        # An animation announces itself before the first image data.
+        # The animation chunk precedes the first image data.
         return "apng" if b"acTL" in head.split(b"IDAT", 1)[0] else "png"
-    if head[:2] == b"BM" and head[6:10] == bytes(4):  # a text that begins with BM has no such reserved bytes
+    if head[:2] == b"BM" and head[6:10] == bytes(4):  # a text that starts with BM has no such reserved bytes
         return "bmp"
     return _container_extension(head)
 

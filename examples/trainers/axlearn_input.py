@@ -21,7 +21,7 @@ from energon_grain.loader import BatchIterDataset
 def energon_source(
     *, path: str, global_batch_size: int, task_encoder: Callable[[], TaskEncoder], num_workers: int = 2, seed: int = 0
 ) -> Callable[[Any], grain.IterDataset[Any]]:
-    """What makes the dataset of one feed.
+    """A function that makes the dataset of one feed.
 
     Args:
         path: Prepared dataset or metadataset.

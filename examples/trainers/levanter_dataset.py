@@ -19,7 +19,7 @@ class EnergonAsyncDataset(AsyncDataset[Any]):
 
     Args:
         path: The dataset.
-        encode: What becomes of a sample, a `LmExample` for instance.
+        encode: Makes the item of a sample, for example a `LmExample`.
         **options: As in `EnergonDataSource`.
     """
 
@@ -34,7 +34,7 @@ class EnergonAsyncDataset(AsyncDataset[Any]):
     def is_finite(self) -> bool:
         return True
 
-    # Of the following two the newest Levanter, which lies in Marin's repository, asks for none.
+    # The newest Levanter, in Marin's repository, calls neither of the following two.
     async def final_length_is_known(self) -> bool:
         return True
 

@@ -67,7 +67,7 @@ class LoaderState(grain.experimental.ElasticIterator):
 
 
 class DataIterator:
-    """What MaxText takes batches from: global arrays, sharded over the mesh."""
+    """The iterator that MaxText takes batches from: global arrays, sharded over the mesh."""
 
     def __init__(self, loader: Any, mesh: jax.sharding.Mesh) -> None:
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(mesh.axis_names))

@@ -4,9 +4,9 @@ In a training recipe, in place of `GrainDataLoader.Config(...)`:
 
     dataloader=EnergonDataLoader.Config(path="/data/texts", task_encoder="my_project.data:Encoder")
 
-What a batch is, torchtitan says: `({"input": tokens, "positions": …}, labels)`, flat tensors of as many tokens as it
-asks for (in release 0.3, a row for each sequence). Everything but "input" is an argument of the model, so nothing else
-may stand there; `Tokens` is an encoder that makes such batches of texts.
+torchtitan expects batches `({"input": tokens, "positions": …}, labels)`, flat tensors with the number of tokens that it
+requests (in release 0.3, a row for each sequence). Every entry except "input" is an argument of the model, so the
+dictionary has no other entries. `Tokens` is an encoder that makes such batches from texts.
 
 torchtitan saves it with the model, by distributed checkpoints, and restores it on any data-parallel degree. Where
 torchtitan's processors, packing and mixing are wanted above our data instead, `EnergonSource.Config(path=…)` is the
@@ -84,7 +84,7 @@ class EnergonDataLoader(BaseDataLoader):
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        """What a recipe says.
+        """The settings of a recipe.
 
         Attributes:
             path: Prepared dataset or metadataset.

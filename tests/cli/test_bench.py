@@ -89,8 +89,8 @@ def test_a_table_and_a_sentence(folder: Path) -> None:
         "pipeline, 0 workers",
         "pipeline, 1 worker ",
         "(enough)",
-        "note: some were dropped: decode: DecodingError; `energon-grain lint` lists what is broken",
-        "no more workers than that are tried",
+        "note: some samples were dropped: decode: DecodingError; `energon-grain lint` lists broken samples",
+        "larger numbers of workers are not measured",
     ):
         assert text in shown.output
     assert "64000" not in shown.output
@@ -147,7 +147,9 @@ def test_lanes_with_a_program_show_in_the_pipeline_alone(folder: Path) -> None:
 def test_few_samples_are_shuffled_fully(folder: Path) -> None:
     told = measured("texts", "--workers", "0", "--max-samples-per-sequence", "100")
     assert (told["block"], told["largest_block"]) == (None, 200 // 48)
-    assert any("blocks of 100 samples would be fewer than the 48 lanes" in note for note in told["notes"])
+    assert any(
+        "blocks of 100 samples would leave some of the 48 lanes without a block" in note for note in told["notes"]
+    )
     told = measured("texts", "--workers", "0", "--max-samples-per-sequence", "2")
     assert told["block"] == 2
 

@@ -105,7 +105,9 @@ def test_lint_names_what_is_wrong_with_shards(bucket: Bucket, url: str, folder: 
     done = run("lint", f"{url}/text")
     assert done.exit_code == 1
     first, second, *_ = done.output.splitlines()
-    assert first == ("shard_000.tar: the file is gone, but .info.json lists it; prepare again with --force-overwrite")
+    assert first == (
+        "shard_000.tar: the file is missing, but .info.json lists it; prepare again with --force-overwrite"
+    )
     assert second.startswith("shard_001.tar: ")
     done = run("lint", f"{url}/set")
     assert "shard_000.tar: shard_000.tar.idx is missing; write it with --tar-index-only" in done.output

@@ -135,6 +135,8 @@ def test_quiet_leaves_out_reports_and_verbose_logs(folder: Path) -> None:
     assert loud.output.count("\n") > 2
     again = ("prepare", folder / "more", "--tar-index-only", "-q")
     assert run(*again).output == ""
+    whole = ("prepare", folder / "more", "--non-interactive", "--split-ratio=1", "--crude", "--force-overwrite")
+    assert run(*whole, "--quiet").output == ""
     assert json.loads(run(*again, "--json").stdout)["samples"] == 40
     assert "96 samples" in run("info", folder / "captions", "-q").output
     assert "contradict" in str(run("info", folder / "captions", "-q", "-v").exception)

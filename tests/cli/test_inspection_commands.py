@@ -297,12 +297,12 @@ def test_lint_of_lines_and_their_indices(lines: Path) -> None:
     lines.write_text(content.replace('{"n": 0}', '{"n": ,}').replace('{"n": 2}', "[      ]"))
     shown = said("lint", lines, status=1)
     assert "x.jsonl:1: part 'json'" in shown
-    assert "x.jsonl:4: holds no JSON object: b'[      ]'" in shown
+    assert "x.jsonl:4: contains no JSON object: b'[      ]'" in shown
     refused(ConfigError, "lint", lines, "--split-parts", "train")
     for changed, told in (
         (content.replace('\n\n{"n": 1', '{}\n{"n": 1'[:10]), "x.jsonl.idx: "),
-        (content.replace("\n\n", "\n") + "\n", "samples are not where it says; run `energon-grain prepare"),
-        (content + "\n", "was changed after it was indexed"),
+        (content.replace("\n\n", "\n") + "\n", "its offsets do not match the samples; run `energon-grain prepare"),
+        (content + "\n", "changed after it was indexed"),
     ):
         lines.write_text(changed)
         assert told in run("lint", lines).output
@@ -312,7 +312,7 @@ def test_lint_lists_only_so_many(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("".join(f"{number}\n" for number in range(10_100)))
     shown = said("lint", tmp_path / "x.jsonl", "--limit", "3", status=1)
     assert "… and 9,997 more lines (--limit)" in shown
-    assert "Nothing was read after problem 10,000" in shown
+    assert "The check stopped after problem 10,000" in shown
 
 
 def test_records_are_prepared(records: Path) -> None:
@@ -324,13 +324,13 @@ def test_records_are_prepared(records: Path) -> None:
     said("prepare", records, *PREPARED, "--force-overwrite")
     said("prepare", records, "--records", "json", status=2)
     again = (*PREPARED, "--force-overwrite", "--records", "tf_example")
-    assert "record 0: is no tf.train.Example" in str(run("prepare", records, *again).exception)
+    assert "record 0: is not a tf.train.Example" in str(run("prepare", records, *again).exception)
     shown = said("info", records)
     assert "20 samples in 10 shards, 1.31 MB of ArrayRecord files (msgpack) (240 B of payload)" in shown
     assert json.loads(said("info", records, "--json"))["records"] == "msgpack"
     assert "No problems in 20 samples and 10 shards." in said("lint", records)
     write_records(records / "shard_003.array_record", [msgpack_record({"__key__": "x", "txt": b"\xff"})] * 2)
-    assert "shard_003.array_record: the columnar index says otherwise" in said("lint", records, status=1)
+    assert "shard_003.array_record: the shard does not match the columnar index" in said("lint", records, status=1)
 
 
 def test_the_wizard_shows_a_record(records: Path) -> None:

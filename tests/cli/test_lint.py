@@ -89,9 +89,7 @@ def test_findings_as_text(root: Path) -> None:
     empty, unused, end = done.output.splitlines()
     assert empty.startswith(f"warning: {split}: ")
     assert "split part 'val' has no shards" in empty
-    assert unused.startswith(
-        f"note: {split}: 1 of 4 shards in no split part, so they are never read: shard_003.tar; add"
-    )
+    assert unused.startswith(f"note: {split}: 1 of 4 shards are in no split part, so never read: shard_003.tar; add")
     assert end == "No problems and 1 warning in 8 samples and 4 shards."
     configure(root, "split.yaml", {"split_parts": {"train": ["shard_00{0..3}.tar"], "val": [], "test": []}})
     assert run("lint", root, "--limit", "1").output.splitlines()[1] == "… and 1 more lines (--limit)"
@@ -112,7 +110,7 @@ def test_tars_that_were_added_and_not_prepared(root: Path) -> None:
     shutil.copy(root / "shard_000.tar", root / "added.tar")
     finding = only(root)
     assert (finding["severity"], finding["where"]) == ("note", str(root))
-    assert finding["what"] == "not in the index, so never read: 1 of the tar files that lie there: added.tar"
+    assert finding["what"] == "1 of the tar files in the folder are not in the index, so never read: added.tar"
     assert f"prepare {root} --append" in finding["way_out"]
 
 
@@ -137,7 +135,7 @@ def test_excludes_that_name_nothing(root: Path) -> None:
     configure(root, "split.yaml", {"split_parts": parts, "exclude": ["shard_009.tar/x", "shard_000.tar/nobody"]})
     finding = only(root)
     assert finding["severity"] == "warning"
-    assert "excludes that name nothing that is there: 2, such as 'shard_009.tar/x'" in finding["what"]
+    assert "2 excludes match no sample or shard, for example 'shard_009.tar/x'" in finding["what"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +145,7 @@ def test_excludes_that_name_nothing(root: Path) -> None:
         ("split.yaml", {"split_parts": {}, "more": 1}, "more"),
         ("dataset.yaml", {"colour": "red"}, "there is no such key"),
         ("dataset.yaml", {**CRUDE, "decoder": {"colour": 1}}, "colour"),
-        ("dataset.yaml", {**CRUDE, "part_filter": "sample_loader.py:parts"}, "code that lies beside the data"),
+        ("dataset.yaml", {**CRUDE, "part_filter": "sample_loader.py:parts"}, "code that is stored beside the data"),
         ("dataset.yaml", {**CRUDE, "__module__": "my.data", "__class__": "Mine"}, "--trust-module my.data"),
     ],
 )
@@ -241,7 +239,7 @@ def test_index_of_energon_that_lacks_samples(root: Path) -> None:
     database.close()
     finding = only(root)
     assert (finding["severity"], finding["where"]) == ("warning", str(path))
-    assert finding["what"].startswith("has 7 samples, the dataset 8")
+    assert finding["what"].startswith("has 7 samples, but the dataset has 8")
     path.write_bytes(b"no database" * 100)
     assert "not a database" in only(root)["what"]
     path.unlink()
@@ -326,7 +324,7 @@ def test_a_shard_that_was_rewritten(folder: Path) -> None:
 
 def test_keys_of_yaml_that_come_again(folder: Path) -> None:
     (finding,) = of_train(folder, "{path: a, split_part: train, split_part: train}")
-    assert (finding["severity"], "comes again" in finding["what"]) == ("warning", True)
+    assert (finding["severity"], "is repeated" in finding["what"]) == ("warning", True)
 
 
 ENCODER = """

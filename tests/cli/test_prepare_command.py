@@ -136,7 +136,7 @@ def test_dry_runs_of_single_files(tmp_path: Path) -> None:
     said = run("prepare", joined, "--dry-run").output
     assert _files(tmp_path) == before
     assert f"  join    {joined}: $.splits.train: " in said
-    assert f"  write   {document[0]['write']}, unless it is there and valid" in said.splitlines()
+    assert f"  write   {document[0]['write']}, unless a valid index exists" in said.splitlines()
     prepare_joins(joined)
     assert Path(document[0]["write"]).is_dir()
     assert "it has no joins" in run("prepare", write_v2(tmp_path, train={"path": "a"}), "--dry-run").output
@@ -190,7 +190,7 @@ def test_wizard_with_proposals(root: Path) -> None:
 
 
 def test_enter_takes_the_proposal_and_the_command_shown_does_the_same(root: Path) -> None:
-    done = prepare(root, answers=["", "", ""])
+    done = prepare(root, "-v", answers=["", "", ""])
     assert done.exit_code == 0, done.output
     assert "Proposal for these parts: CaptioningSample (image from jpg, caption from txt)" in done.output
     made = described(root)
@@ -263,7 +263,7 @@ def test_wizard_optional_fields_and_json(tmp_path: Path) -> None:
 def test_a_required_field_without_a_proposal_says_so(tmp_path: Path) -> None:
     """Enter does not repeat the question without a word."""
     write_tars(tmp_path, [{"__key__": "a", "png": b"", "json": {"q": "what?"}}])
-    done = prepare(tmp_path, answers=["", "y", "VQASample", "", "", "", "json[q]", ""])
+    done = prepare(tmp_path, answers=["", "y", "VQASample", "", "", "", "json[q]", "", ""])
     assert done.exit_code == 0, done.output
     assert done.output.count("context is required, and no part fits it by name. Parts: png, json.") == 2
     assert described(tmp_path)["field_map"] == {"image": "png", "context": "json[q]"}

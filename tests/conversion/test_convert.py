@@ -149,7 +149,7 @@ def test_other_conversions_do_not_go_on(tars: Path, tmp_path: Path) -> None:
     shutil.rmtree(target)
     with pytest.raises(ZeroDivisionError):
         convert_dataset(tars, target, progress=lambda now: 1 / (now.shards_done - 1))
-    with pytest.raises(ConfigError, match=r"of other data \(content_id, shards differ"):
+    with pytest.raises(ConfigError, match=r"other data \(content_id, shards differ"):
         convert_dataset(tmp_path / "other", target)
     with pytest.raises(ConfigError, match=r"with other settings .*compression differ"):
         convert_dataset(tars, target, compression="zstd")
@@ -173,7 +173,7 @@ def test_arguments(tars: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="num_workers is -1"):
         convert_dataset(tars, tmp_path / "x", num_workers=-1)
     convert_dataset(tars, tmp_path / "x")
-    with pytest.raises(ConfigError, match="compression='zstd': is for records"):
+    with pytest.raises(ConfigError, match="compression='zstd': only records can be compressed"):
         convert_dataset(tmp_path / "x", tmp_path / "y", compression="zstd")
     with pytest.raises(DatasetNotFoundError):
         convert_dataset(tmp_path / "none", tmp_path / "z")
@@ -187,7 +187,7 @@ def test_arguments(tars: Path, tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("a.__key__", "sample 'a' has a part '__key__'"),
-        ("b\udcff.txt", "its key or the name of a part is not UTF-8"),
+        ("b\udcff.txt", "its key or a part name is not UTF-8"),
     ],
 )
 def test_what_records_cannot_hold(tmp_path: Path, name: str, said: str) -> None:
@@ -202,9 +202,9 @@ def test_what_records_cannot_hold(tmp_path: Path, name: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("features", "said"),
     [
-        ({"__key__": [b"v1.5"], "txt": [b"x"]}, "'v1.5.txt', which is not read as that sample"),
-        ({"__key__": [b"a"], "image/png": [b"x"]}, "parts no slash"),
-        ({"__key__": [b"a"], "x\0y": [b"x"]}, "neither a zero byte"),
+        ({"__key__": [b"v1.5"], "txt": [b"x"]}, "'v1.5.txt' would not be read as this sample"),
+        ({"__key__": [b"a"], "image/png": [b"x"]}, "slashes from the part name"),
+        ({"__key__": [b"a"], "x\0y": [b"x"]}, "zero bytes from both"),
         ({"__key__": [b"a"], "n": [1]}, "the part 'n' holds numbers"),
         ({"__key__": [b"a"]}, "has no part"),
     ],
@@ -396,7 +396,7 @@ def test_what_cannot_be_converted_is_named(bucket: Bucket, tmp_path: Path) -> No
             ConfigError, match=f"^{root}/mix.yaml: is a metadataset, .*: convert its datasets one by one"
         ):
             convert_dataset(f"{root}/mix.yaml", tmp_path / "new")
-    with pytest.raises(DatasetNotFoundError, match=f"^{url}/nothing: nothing lies below that URL$"):
+    with pytest.raises(DatasetNotFoundError, match=f"^{url}/nothing: there is nothing below that URL; check it$"):
         convert_dataset(f"{url}/nothing", tmp_path / "new")
 
 

@@ -199,7 +199,7 @@ def test_what_is_wrong_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
     (_, records) = pair
     write_records(records / "shard_002.array_record", [msgpack_record(sample) for sample in SAMPLES[:9]])
     finding, _ = asked("lint", records)
-    assert finding["what"].startswith("has 9 samples, .info.json says 10")
+    assert finding["what"].startswith("has 9 samples, but .info.json lists 10")
     write_records(tmp_path / "bare" / "x.array_record", [b"x"])
     with pytest.raises(DatasetNotFoundError, match=r"prepare .*bare --records msgpack\|tf_example\|raw"):
         stream_of(tmp_path / "bare")
@@ -322,7 +322,7 @@ def test_files_that_changed(bucket: Bucket, records: Path) -> None:
         with pytest.raises(StaleIndexError, match=rf"shard_002\.array_record.*({what}).*--tar-index-only"):
             ArrayRecordSource(url).read(np.array([0, 32]))
     bucket.put(name, bytes(len(good)))
-    with pytest.raises(ReadError, match=r"shard_002\.array_record: is no ArrayRecord file"):
+    with pytest.raises(ReadError, match=r"shard_002\.array_record: is not an ArrayRecord file"):
         ArrayRecordSource(url).read(np.array([32]))
     bucket.delete(name)
     with pytest.raises(ReadError, match=r"shard_002\.array_record"):
@@ -356,7 +356,7 @@ def test_prepared_in_the_bucket(bucket: Bucket, tmp_path: Path, encoding: Any) -
     bucket.put(f"in {encoding}/shard_003.array_record", (root / "shard_003.array_record").read_bytes())
     look_again(open_folder(url))
     finding, _ = lint_dataset(url).findings
-    assert "has 5 samples, .info.json says" in finding.what
+    assert "has 5 samples, but .info.json lists" in finding.what
 
 
 @pytest.fixture
@@ -444,7 +444,7 @@ def test_what_is_refused(notes: Path, tmp_path: Path) -> None:
     make_crude_dataset(tmp_path / "crude", n=20, shards=2)
     for first, second in (("crude", "notes.jsonl"), ("notes.jsonl", "crude")):
         path = write_v2(tmp_path, train={"join": [{"path": first}, {"path": second}]})
-        with pytest.raises(ConfigError, match=r"\d+ of \d+ keys of .* are not in"):
+        with pytest.raises(ConfigError, match=r"\d+ of \d+ keys of .* are missing in"):
             validated(path, split_part="train")
     with pytest.raises(DatasetNotFoundError):
         validated(tmp_path / "none.jsonl")
@@ -499,7 +499,7 @@ def test_a_class_may_load_samples_itself(path: Path) -> None:
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError):
         CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "x.jsonl")
-    with pytest.raises(ConfigError, match=r"x\.parquet: is a Parquet file, which is not indexed"):
+    with pytest.raises(ConfigError, match=r"x\.parquet: is a Parquet file, which needs no index"):
         CrudeJsonlDatasetFactory.prepare_dataset(tmp_path / "x.parquet")
 
 
@@ -629,7 +629,7 @@ def test_an_object_that_is_replaced_while_it_is_read(bucket: Bucket, folder: Pat
             source.read(np.arange(100, 103))
     assert b'"m"' in selected(JsonlRows(url)).read(np.arange(1))[0].parts["json"]
     bucket.put("one.jsonl", content.replace(b"\n", b" ").replace(b"}", b"}\n", 199)[: len(content)])
-    with pytest.raises(StaleIndexError, match="no line ends here"):
+    with pytest.raises(StaleIndexError, match="expected a line end"):
         selected(JsonlRows(url)).read(np.arange(1))
 
 

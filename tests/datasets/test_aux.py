@@ -196,16 +196,19 @@ def take_more(sample: Any, media: Any, files: Any, more: Any) -> Any: ...
 @pytest.mark.parametrize(
     ("cook", "says"),
     [
-        (take_media, "take_media does not fit: it takes `media` beside the sample, not `files`; .*add the parameter"),
-        (take_images, "takes `images` beside the sample, not `media`, `files`"),
+        (
+            take_media,
+            r"take_media do not fit: it takes `media` besides the sample, but not `files`\. .*add the parameter",
+        ),
+        (take_images, "takes `images` besides the sample, but not `media`, `files`"),
         (take_positional, "not `media`, `files`"),
-        (take_sample_only, "takes none beside the sample, not `media`, `files`"),
+        (take_sample_only, "takes none besides the sample, but not `media`, `files`"),
         (
             take_cache,
             r"needs `cache`, but .* are `media`, `files`.*, or mark the cooker with @cooker\(need_cache=True\)",
         ),
         (take_more, "needs `more`, but .* auxiliary stores of this dataset are `media`, `files`.*, or declare a store"),
-        (lambda: 0, "does not fit"),
+        (lambda: 0, "do not fit"),
     ],
 )
 def test_a_cooker_that_takes_something_else(folder: Path, cook: Callable[..., Any], says: str) -> None:
@@ -230,7 +233,7 @@ def test_functions_of_other_kinds(folder: Path) -> None:
 def test_a_store_may_not_hide_the_cache(folder: Path) -> None:
     aux = {"cache": "../media"}
     assert cooked(folder, lambda sample, cache: cache, aux)[0].get_path() == str(folder / "media")
-    with pytest.raises(ConfigError, match="named `cache` is in the way"):
+    with pytest.raises(ConfigError, match="named `cache` hides"):
         cooked(folder, cooker(need_cache=True)(lambda sample, cache: cache), aux)
 
 
@@ -339,7 +342,7 @@ def test_a_store_that_cannot_be_read_ends_the_iteration(metadataset: Path, tmp_p
         file.write(bytes(512))
     aux = {"media": "media", "files": f"filesystem://{metadataset.with_name('files')}"}
     file = write_v2(tmp_path, train={"path": str(metadataset.with_name("main")), "aux": aux})
-    with pytest.raises(FatalSampleError, match=r"shard_001\.tar was indexed with \d+ bytes"):
+    with pytest.raises(FatalSampleError, match=r"shard_001\.tar: was indexed with \d+ bytes"):
         read(file, Encoder())
 
 
@@ -347,7 +350,9 @@ def test_what_does_not_fit_is_told_before_anything_is_read(metadataset: Path) ->
     class Wrong(DefaultTaskEncoder):
         cookers = (Cooker(lambda sample, media: sample),)
 
-    with pytest.raises(ConfigError, match=r"main: the cooker .* takes `media` beside the sample, not `files`"):
+    with pytest.raises(
+        ConfigError, match=r"main: the parameters of the cooker .* takes `media` besides the sample, but not `files`"
+    ):
         read(metadataset, Wrong())
     with pytest.raises(ConfigError, match=r"typed\.yaml: \$\.splits\.train\.aux: .*holds samples of type TextSample"):
         read(metadataset.with_name("typed.yaml"), Encoder())
@@ -422,7 +427,7 @@ def test_every_form_in_a_bucket(bucket: Bucket, url: str) -> None:
     assert all(stores[name].get("3.json") == b"[3]" for name in "def")
     assert stores["g"].get("3.json") == b'{"n": 3}\n'
     for name, store in stores.items():
-        missing = rf"^{url}/(media|files|main\.jsonl): there is no (file |object )?'none.json'"
+        missing = rf"^{url}/(media|files|main\.jsonl): no (file |object |key )?'none.json'"
         with pytest.raises(KeyNotFoundError, match=missing):
             store.get("none.json")
         assert "none.json" not in store, name
@@ -430,7 +435,7 @@ def test_every_form_in_a_bucket(bucket: Bucket, url: str) -> None:
 
 def test_what_is_refused(bucket: Bucket, url: str) -> None:
     for aux, said in (
-        ("nothing", "nothing lies below"),
+        ("nothing", "there is nothing below"),
         ("files", "not a prepared"),
         ("meta.yaml", "is a metadataset"),
     ):

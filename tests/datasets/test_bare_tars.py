@@ -173,7 +173,7 @@ def test_samples_are_crude_or_of_a_type_that_the_program_says(tars: Path) -> Non
         worker_config=ONE,
     )
     assert len(factory) == COUNT
-    with pytest.raises(ConfigError, match=r"dataset_config='other\.yaml', but a folder or list of tars"):
+    with pytest.raises(ConfigError, match=r"dataset_config='other\.yaml', but a folder or list of unprepared tars"):
         training(tars, dataset_config="other.yaml")
 
 
@@ -226,14 +226,14 @@ def test_a_ratio_splits_and_no_sample_moves(tars: Path) -> None:
 
 
 def test_split_parts_that_are_not_there(tars: Path) -> None:
-    with pytest.raises(SplitError, match=r"have one split part, 'train'.*split_ratio='train:0.9,val:0.1'"):
+    with pytest.raises(SplitError, match=r"have a single split part, 'train'.*split_ratio='train:0.9,val:0.1'"):
         get_val_dataset(tars, batch_size=1)
     with pytest.raises(SplitError, match=r"has no split part 'vall'\. Did you mean 'val'"):
         get_val_dataset(tars, split_part="vall", batch_size=1, split_ratio="train:9,val:1")
     with pytest.raises(ConfigError, match="split ratio 'train'"):
         training(tars, split_ratio="train")
     prepare_dataset(tars, crude=True, num_workers=0)
-    with pytest.raises(ConfigError, match=r"is prepared, so that its split file says .*; give no split_ratio"):
+    with pytest.raises(ConfigError, match=r"is prepared, so its split file .*; remove split_ratio"):
         training(tars, split_ratio="train:9,val:1")
     joined = write_v2(tars.parent, train="{join: [{path: tars, split_ratio: [1]}, {path: tars}]}")
     with pytest.raises(ConfigError, match="split_ratio"):
@@ -269,7 +269,7 @@ def test_a_folder_that_changes_is_indexed_anew(tars: Path, caplog: pytest.LogCap
     caplog.set_level(logging.WARNING, "energon_grain")
     dataset = training(tars)
     with Stream.of(dataset) as stream:
-        said = "since they were indexed, 1 tars were added, 1 removed and 1 replaced; scanning 2 of 5"
+        said = "1 tars added, 1 removed and 1 replaced since the last indexing; scanning 2 of 5"
         assert [said in record.getMessage() for record in caplog.records] == [True]
         with pytest.raises(StateError, match="belongs to another stream"):
             stream.restore(state)
@@ -369,16 +369,14 @@ def test_errors(tars: Path, tmp_path: Path) -> None:
 
     wrong(tmp_path / "empty", DatasetNotFoundError, "not a prepared dataset")
     wrong(f"{part}/x*.tar", DatasetNotFoundError, r"x\*.tar: the pattern matches no \*.tar file")
-    wrong(
-        f"{part}/shard_{{000..007}}.tar", DatasetNotFoundError, "shard_005.tar: there is no such file .nor are 2 more"
-    )
+    wrong(f"{part}/shard_{{000..007}}.tar", DatasetNotFoundError, "shard_005.tar: no such file .2 more are missing")
     wrong(f"{part}/shard_{{000..0.tar", ConfigError, "nbalanced")
-    wrong(f"{part}/shard_{{0..99999999}}.tar", ConfigError, "stands for 100,000,000 names")
+    wrong(f"{part}/shard_{{0..99999999}}.tar", ConfigError, "expands to 100,000,000 names")
     wrong([part / "shard_000.tar"] * 2, ConfigError, "names shard_000.tar twice")
     wrong([part / "shard_000.tar", "s3://bucket/x.tar"], ConfigError, "lie in one store; these lie in s3://bucket and")
-    wrong([], ConfigError, "a list of paths names at least one")
-    wrong([3], ConfigError, "each is text")
-    wrong(f"{part}/shard_000.tar::", ConfigError, "nothing on one side")
+    wrong([], ConfigError, "a list of paths must contain one or more texts")
+    wrong([3], ConfigError, "one or more texts, not")
+    wrong(f"{part}/shard_000.tar::", ConfigError, "one side of a `::` is empty")
     with tarfile.open(part / "zero.tar", "w"):
         pass
     wrong(tars, TarError, "zero.tar: holds no sample")
@@ -435,7 +433,7 @@ def test_in_a_bucket(tars: Path, bucket: Bucket) -> None:
     use_storage(None)
     assert keys(f"{url}/**/*.tar") == ["900", *KEYS]
     assert keys(url, "val", split_ratio="train:1,val:1") == keys(tars, "val", split_ratio="train:1,val:1")
-    with pytest.raises(DatasetNotFoundError, match="nothing lies below that URL"):
+    with pytest.raises(DatasetNotFoundError, match="there is nothing below that URL"):
         keys(f"{url}/not")
 
 

@@ -217,7 +217,7 @@ def test_what_cannot_be_blended_by_cost(folder: Path) -> None:
     leaf = train(folder / "long", batch_size=None)
     with pytest.raises(ConfigError, match=r"filters, groups, batches or packs.*`where`"):
         len(BlendDataset(FilterDataset(leaf, lambda sample: True), leaf, weight_unit="bytes"))
-    with pytest.raises(ConfigError, match="a step cannot be of one dataset"):
+    with pytest.raises(ConfigError, match="a step from one dataset cannot have exact shares by cost"):
         BlendDataset(leaf, leaf, weight_unit="bytes", per_step=True)
     with pytest.raises(ConfigError, match="weight_unit"):
         BlendDataset(leaf, leaf, weight_unit="bytes +")

@@ -130,14 +130,16 @@ def test_several_leaves_with_a_cooker_each(tmp_path: Path) -> None:
         root = add_to_config(make_crude_dataset(tmp_path / sign, n=2, shards=1), subflavors={"sign": sign})
         assert first(root, Encoder()).number == number
     none = add_to_config(make_crude_dataset(tmp_path / "none", n=2, shards=1), subflavors={"sign": "zero"})
-    with pytest.raises(ConfigError, match=r"none: no cooker fits its subflavors \{'sign': 'zero'\}.*'minus'.*'plus'"):
+    with pytest.raises(
+        ConfigError, match=r"none: no cooker matches the subflavors \{'sign': 'zero'\}.*'minus'.*'plus'"
+    ):
         first(none, Encoder())
 
 
 def test_a_batch_of_crude_and_typed_samples_ends_the_run(dataset: Path, tmp_path: Path) -> None:
     make_text_dataset(tmp_path / "text", n=8, shards=1)
     mixture = write_v2(tmp_path, train={"blend": [{"path": "crude"}, {"path": "text"}]})
-    with pytest.raises(FatalSampleError, match=r"batch failed on .*: those of .*crude are crude, others TextSample"):
+    with pytest.raises(FatalSampleError, match=r"batch failed on .*: samples of .*crude are crude, others TextSample"):
         list(get_val_dataset(mixture, split_part="train", batch_size=12))
 
 
@@ -202,12 +204,10 @@ def test_a_method_of_another_class_and_a_parameter_too_many_say_what_to_do(datas
     class Encoder(DefaultTaskEncoder):
         cookers = (Cooker(WithMethods.cook),)
 
-    with pytest.raises(
-        ConfigError, match=r"cook does not fit: its first parameter is `self`, but .*Cooker\(other.cook"
-    ):
+    with pytest.raises(ConfigError, match=r"cook do not fit: its first parameter is `self`, but .*Cooker\(other.cook"):
         first(dataset, Encoder())
     Encoder.cookers = (Cooker(lambda crude, more: more),)
-    with pytest.raises(ConfigError, match=r"needs `more`, but is called with the sample alone: .* has no auxiliary"):
+    with pytest.raises(ConfigError, match=r"needs `more`, but is called with only the sample: .* has no auxiliary"):
         first(dataset, Encoder())
 
 

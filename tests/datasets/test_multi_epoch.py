@@ -486,7 +486,7 @@ def test_an_index_behind_a_leaf_is_not_the_next_one_s(text_dataset: MakeDataset)
     content = v2(train={"blend": [{"path": str(text_dataset(n))} for n in (12, 53, 9)]})
     for leaf, samples in enumerate((12, 53, 9)):
         found = train(content, leaf=leaf)
-        with pytest.raises(IndexError, match=f"sample {samples} asked for, but there are {samples}"):
+        with pytest.raises(IndexError, match=f"sample {samples} is out of range: there are {samples}"):
             found.__getitems__([EpochIndex(0, 3), EpochIndex(0, samples)])
         assert found[EpochIndex(0, samples - 1)].__key__ == f"{samples - 1:06}"
 

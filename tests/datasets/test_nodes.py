@@ -256,8 +256,8 @@ def blend(*weights: Any, **arguments: Any) -> BlendDataset:
             lambda: PackingDataset(leaf(), 2, select, function, sample_encoder=generator),
             r"sample_encoder \(generator\) is a generator",
         ),
-        (lambda: MixBatchDataset(batch_size=2), r"BlendDataset: there is nothing to combine"),
-        (lambda: BlendDataset([]), r"BlendDataset: there is nothing to combine"),
+        (lambda: MixBatchDataset(batch_size=2), r"BlendDataset: got nothing to combine"),
+        (lambda: BlendDataset([]), r"BlendDataset: got nothing to combine"),
         (lambda: BlendDataset("path"), r"BlendDataset: expected a dataset, got a str"),
         (lambda: MixBatchDataset((leaf(), 1), batch_size=0), r"MixBatchDataset: batch_size=0"),
         (lambda: blend(1, 0), r"BlendDataset: weight of dataset 1 is 0: expected a number above 0"),
@@ -265,20 +265,20 @@ def blend(*weights: Any, **arguments: Any) -> BlendDataset:
         (lambda: blend("0.3"), r"weight of dataset 0 is '0.3'"),
         (lambda: blend(1, per_step=-1), r"per_step=-1: expected True, False or a number of items"),
         (lambda: BlendDataset((leaf(), 1, 2)), r"a \(dataset, weight\) pair"),
-        (lambda: blend(1, 1, schedule=[]), r"begins at position 0 and ascends, but this one is from \[\]"),
-        (lambda: blend(1, schedule=[(5, [1])]), r"from \[5\]"),
-        (lambda: blend(1, schedule=[(0, [1]), (1e6, [1])]), r"begins at 1000000.0: expected a whole number"),
-        (lambda: blend(1, 1, schedule=[(0, [1, 1]), (0, [1, 2])]), r"from \[0, 0\]"),
-        (lambda: blend(1, 1, schedule=[(0, [1])]), r"2 datasets and 1 weights from 0 on"),
-        (lambda: blend(1, 1, schedule=[(0, [1, -1])]), r"weights \[1, -1\] from 0 on: expected 0 or more"),
-        (lambda: blend(1, 1, schedule=[(0, [1, 1]), (9, [0, 0])]), r"all weights from 9 on are 0"),
+        (lambda: blend(1, 1, schedule=[]), r"must start at position 0 and ascend, but its starts are \[\]"),
+        (lambda: blend(1, schedule=[(5, [1])]), r"its starts are \[5\]"),
+        (lambda: blend(1, schedule=[(0, [1]), (1e6, [1])]), r"starts at 1000000.0: expected a whole number"),
+        (lambda: blend(1, 1, schedule=[(0, [1, 1]), (0, [1, 2])]), r"its starts are \[0, 0\]"),
+        (lambda: blend(1, 1, schedule=[(0, [1])]), r"2 datasets, but 1 weights from position 0 on"),
+        (lambda: blend(1, 1, schedule=[(0, [1, -1])]), r"weights \[1, -1\] from position 0 on: expected 0 or more"),
+        (lambda: blend(1, 1, schedule=[(0, [1, 1]), (9, [0, 0])]), r"all weights from position 9 on are 0"),
         (lambda: blend(1, 1, schedule=[(0, [1, 0]), (9, [2, 0])]), r"weight 1 is 0 in every segment"),
         (lambda: BlendEpochizedDataset((leaf(), -1)), r"repetitions of dataset 0 is -1: expected a number above 0"),
-        (lambda: RepeatDataset(leaf(), repeats=0), r"repeats=0: expected a number above 0, or None for no end"),
+        (lambda: RepeatDataset(leaf(), repeats=0), r"repeats=0: expected a number above 0, or None \(endless\)"),
         (lambda: RepeatDataset(leaf(), repeats=2, restart=False), r"restart=False is not supported"),
         (lambda: LimitDataset(leaf(), 0), r"LimitDataset: length=0: expected a positive number of items"),
-        (lambda: EpochizeDataset(leaf()), r"length=None, num_epochs=None: give one of the two"),
-        (lambda: EpochizeDataset(leaf(), 3, num_epochs=2), r"length=3, num_epochs=2: give one of the two"),
+        (lambda: EpochizeDataset(leaf()), r"length=None, num_epochs=None: set exactly one of them"),
+        (lambda: EpochizeDataset(leaf(), 3, num_epochs=2), r"length=3, num_epochs=2: set exactly one of them"),
         (lambda: EpochizeDataset(leaf(), length=-1), r"length=-1"),
         (lambda: EpochizeDataset(leaf(), num_epochs=0), r"num_epochs=0: expected a number above 0"),
         (lambda: ShuffleBufferDataset(leaf(), 0), r"size=0: expected a positive number of samples"),
@@ -475,7 +475,7 @@ def test_a_node_of_somebody_else(text_dataset: MakeDataset) -> None:
 
 def test_a_node_that_does_not_lower() -> None:
     dataset = SavableDataset(worker_config=WorkerConfig(rank=0, world_size=1))
-    with pytest.raises(ConfigError, match="a SavableDataset is not a dataset that can be run"):
+    with pytest.raises(ConfigError, match="SavableDataset defines no `lower`, so it cannot run"):
         Stream.of(dataset)
 
 

@@ -146,7 +146,7 @@ def test_a_schedule(parts: list[str]) -> None:
         def build_train_datasets(self, *, datasets: Any, worker_config: WorkerConfig) -> Any:
             return BlendDataset(*datasets)
 
-    with pytest.raises(ConfigError, match=r"WithoutSchedules.build_train_datasets does not take schedule="):
+    with pytest.raises(ConfigError, match=r"WithoutSchedules.build_train_datasets does not accept schedule="):
         train(node, WithoutSchedules())
 
 
@@ -181,13 +181,13 @@ def test_combining_by_hand(parts: list[str]) -> None:
     assert train(weighted(parts), finite).dataset.dataset == BlendEpochizedDataset(*finite.parts)
     by_weight = train(weighted(parts), Only(blend_mode=DatasetBlendMode.DATASET_WEIGHT)).dataset.dataset
     assert by_weight.schedule == ((0, (Fraction(1, 4), Fraction(1, 2))),)
-    with pytest.raises(ConfigError, match=r"a blend by weights has no end"):
+    with pytest.raises(ConfigError, match=r"a blend by weights is endless"):
         train(weighted(parts), Only(repeat=False, blend_mode=DatasetBlendMode.DATASET_WEIGHT))
 
 
 def test_nothing_to_combine() -> None:
     for builder in (TaskEncoder().build_train_datasets, TaskEncoder().build_val_datasets):
-        with pytest.raises(ConfigError, match="there is no dataset; pass at least one"):
+        with pytest.raises(ConfigError, match="got no dataset, expected at least one"):
             builder(datasets=[], worker_config=WorkerConfig(0, 1), batch_size=2)
 
 
@@ -215,7 +215,7 @@ def test_what_was_asked_for_is_not_lost(parts: list[str], arguments: dict[str, A
             return self.build_batch(BlendDataset(*datasets), batch_size=batch_size, worker_config=worker_config)
 
     assert isinstance(train(weighted(parts), Terse()).dataset, BatchDataset)
-    with pytest.raises(ConfigError, match=f"build_train_datasets does not take {lost}, which was asked for"):
+    with pytest.raises(ConfigError, match=f"build_train_datasets does not accept {lost}: declare"):
         train(weighted(parts), Terse(), **arguments)
 
 
@@ -234,7 +234,7 @@ def test_overridden_parts(parts: list[str]) -> None:
 
     assert train(weighted(parts), Encoder()).dataset.batch_size == 4
     assert calls == ["build_encode_sample", "build_batch"]
-    with pytest.raises(ConfigError, match=r"Encoder.build_batch does not take packing_buffer_size=3"):
+    with pytest.raises(ConfigError, match=r"Encoder.build_batch does not accept packing_buffer_size=3"):
         train(weighted(parts), Encoder(), packing_buffer_size=3)
 
 

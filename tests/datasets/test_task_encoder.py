@@ -138,7 +138,7 @@ def test_grouping() -> None:
 @pytest.mark.parametrize(
     ("hooks", "arguments", "message"),
     [
-        ({"preencode_sample", "encode_sample"}, {}, r"encode_sample and preencode_sample; .* keep one"),
+        ({"preencode_sample", "encode_sample"}, {}, r"encode_sample and preencode_sample, .*keep only one"),
         (set(), {"packing_buffer_size": 5}, r"packing_buffer_size=5, but Made has no select_samples_to_pack"),
         ({"select_samples_to_pack"}, {"packing_buffer_size": 5}, r"Made has no pack_selected_samples"),
         (
@@ -389,7 +389,7 @@ def test_builders_of_the_inner_encoder() -> None:
         def build_batch(self, dataset: Any, **keywords: Any) -> Any:
             return super().build_batch(dataset, **keywords)
 
-    with pytest.raises(ConfigError, match=r"Building overrides build_batch, which AugmentTaskEncoder cannot hand on"):
+    with pytest.raises(ConfigError, match=r"Building overrides build_batch, which AugmentTaskEncoder cannot forward"):
         AugmentTaskEncoder(Building())
     assert BuildingToo(Building())
     with pytest.raises(ConfigError, match=r"BuildingToo overrides build_batch"):

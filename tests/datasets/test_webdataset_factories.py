@@ -261,7 +261,7 @@ def test_one_factory_for_each_sample_type(root: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda path: TextWebdataset(path, **val()), ConfigError, "TextWebdataset: give either `field_map`, or"),
+        (lambda path: TextWebdataset(path, **val()), ConfigError, "TextWebdataset: set either `field_map`, or"),
         (lambda path: TextWebdataset(path, **val(field_map={"txet": "txt"})), FieldMapError, "TextWebdataset: TextS"),
         (
             lambda path: TextWebdataset(path, **val(sample_loader=loader)),
@@ -271,7 +271,7 @@ def test_one_factory_for_each_sample_type(root: Path, name: str) -> None:
         (
             lambda path: TextWebdataset(path, **val(sample_loader="loader.py", part_filter=[])),
             ConfigError,
-            r"sample_loader='loader\.py'\): code beside the data is not run; pass a function",
+            r"sample_loader='loader\.py'\): code next to the data does not run; pass a function",
         ),
         (
             lambda path: CrudeWebdataset(path, **val(part_filter="parts.py:mine")),
@@ -288,7 +288,7 @@ def test_one_factory_for_each_sample_type(root: Path, name: str) -> None:
         (
             lambda path: StandardWebdatasetFactory(path, sample_type=dict, **val(field_map=TEXTS)),
             ConfigError,
-            "sample_type=dict: expected a class derived from Sample",
+            "sample_type=dict: expected a subclass of Sample",
         ),
         (lambda path: BaseWebdatasetFactory(path, **val()).build(), ConfigError, "has no load_sample"),
         (lambda path: TextWebdataset(path, **val(field_map=TEXTS, subset=[3, 2])), ConfigError, "subset"),
@@ -329,16 +329,16 @@ def test_classes_of_the_program_in_a_configuration(copy: Path, module: str) -> N
     assert [sample.n for sample in samples] == [3 * i for i in range(12)]
     assert samples[0].__subflavors__ == {"b": 1}
     assert len(samples_of(copy, trusted_modules=[module], sample_type=Sample)) == 12
-    with pytest.raises(ConfigError, match="holds Numbered, but sample_type=TextSample was asked for"):
+    with pytest.raises(ConfigError, match="contains Numbered, but sample_type=TextSample is requested"):
         samples_of(copy, trusted_modules=[module], sample_type=TextSample)
     say(copy, **{**said, "time": 3})
-    with pytest.raises(ConfigError, match=r"my_factories\.Fancy does not take .*'time'"):
+    with pytest.raises(ConfigError, match=r"my_factories\.Fancy does not accept .*'time'"):
         samples_of(copy, trusted_modules=[module])
     say(copy, __module__=module, __class__="Bare", part_filter=["json"], subset={"range": [0, 3]})
     assert [sample.n for sample in samples_of(copy, trusted_modules=[module])] == [0, 1, 2]
     for name in ("NoFactory", "Numbered"):
         say(copy, __module__=module, __class__=name)
-        with pytest.raises(ConfigError, match=f"class my_factories.{name} cannot be read; give a `sample_type`"):
+        with pytest.raises(ConfigError, match=f"of class my_factories.{name}; set a `sample_type`"):
             samples_of(copy, trusted_modules=[module])
 
 
@@ -442,5 +442,5 @@ def test_order_and_subset(tmp_path: Path) -> None:
 
 
 def test_one_dataset_is_no_join(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="at least two datasets are joined, not 1"):
+    with pytest.raises(ConfigError, match="expected at least two datasets, got 1"):
         joined([inner(tmp_path / "a", "x")])

@@ -258,7 +258,8 @@ def test_errors_say_what_to_do(root: Path, tmp_path: Path) -> None:
     assert missing.startswith("F/meta.yaml: $.splits.train: ")
     assert "energon-grain measure F/texts --column clip=module:function" in missing
     empty = refused(EmptyDatasetError, {**here, "where": "tokens > 1000", "subset": {"range": [5, 25]}}, tmp_path)
-    assert empty == "F/meta.yaml: $.splits.train: F/texts: where 'tokens > 1000' keeps none of its 20 samples"
+    nothing = "where 'tokens > 1000' matches none of the 20 samples; relax the condition"
+    assert empty == f"F/meta.yaml: $.splits.train: F/texts: {nothing}"
     assert "reaches" in refused(ConfigError, {**here, "where": "bytes * 2**61 > 1"}, tmp_path)
     either = " or ".join(f"tokens == {n}" for n in range(590))
     both = refused(ConfigError, {**here, "where": either}, tmp_path, where=either.replace("==", "!="))
@@ -267,18 +268,20 @@ def test_errors_say_what_to_do(root: Path, tmp_path: Path) -> None:
     data = bytearray(column.read_bytes())
     data[-100] ^= 1
     column.write_bytes(data)
-    assert "checksum differs" in refused(IndexFileError, {**here, "where": "tokens > 1"}, tmp_path)
+    assert "checksum mismatch" in refused(IndexFileError, {**here, "where": "tokens > 1"}, tmp_path)
 
 
 def test_a_column_that_is_not_there_is_missed_where_it_is_written(root: Path) -> None:
-    with pytest.raises(KeyNotFoundError, match=r"no column 'scor'; there are bytes, number, tokens, score; .*measure"):
+    with pytest.raises(
+        KeyNotFoundError, match=r"no column 'scor'; the columns are bytes, number, tokens, score; .*measure"
+    ):
         train(root, where="scor > 1")
 
 
 def test_stale_columns_are_refused(root: Path, tmp_path: Path) -> None:
     other = Path(make_text_dataset(tmp_path / "new", n=N - 1, shards=4))
     (other / ".nv-meta/columnar/columns.json").write_bytes((root / ".nv-meta/columnar/columns.json").read_bytes())
-    with pytest.raises(KeyNotFoundError, match=r"make it again: `energon-grain measure .*new --attach tokens=FILE`"):
+    with pytest.raises(KeyNotFoundError, match=r"create it again: `energon-grain measure .*new --attach tokens=FILE`"):
         val(other, where="tokens > 1")
 
 

@@ -26,11 +26,11 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
+from page_code import CodeBlock, blocks_of, code_blocks
 from program_server import ProgramServer, serving
 
 pytestmark = pytest.mark.slow
@@ -44,12 +44,6 @@ PAGES = [
 PAGES_OF_OTHERS = sorted((Path(__file__).parent / "pages_of_others").glob("*.md"))
 SHOWN_ONLY = {"console", "text"}
 Readers = Callable[[str], ProgramServer]
-
-BLOCK = re.compile(
-    r"^(?P<indent> *)(?P<fence>`{3,})(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)(?P=fence) *$"
-    r"|^<!-- before:(?P<before>.*?)-->",
-    re.MULTILINE | re.DOTALL,
-)
 
 NEW_IMPORT = "from energon_grain_torch import"
 REWRITES = {
@@ -66,38 +60,6 @@ SLIPS = {
     }
 }
 """What is wrong on the pages themselves, with any library: a missing argument, and a field that is called otherwise."""
-
-
-@dataclass(frozen=True)
-class CodeBlock:
-    """One fenced block of a page."""
-
-    language: str
-    title: str | None
-    code: str
-    line: int  # of the first line of code
-
-
-def code_blocks(text: str) -> Iterator[CodeBlock]:
-    """The blocks of a page, in order."""
-    for match in BLOCK.finditer(text):
-        if match["before"] is not None:
-            yield CodeBlock("python", None, match["before"], text.count("\n", 0, match.start("before")) + 1)
-            continue
-        language, _, attributes = match["info"].strip().partition(" ")
-        title = re.search(r'title="([^"]+)"', attributes)
-        line = text.count("\n", 0, match.start("code")) + 1
-        yield CodeBlock(language, title[1] if title else None, textwrap.dedent(match["code"]), line)
-
-
-def blocks_of(page: Path) -> Iterator[CodeBlock]:
-    """The blocks of a page or notebook, in order; lines of a notebook are counted in each cell."""
-    if page.suffix == ".ipynb":
-        cells = json.loads(page.read_text())["cells"]
-        return (CodeBlock("python", None, "".join(cell["source"]), 1) for cell in cells if cell["cell_type"] == "code")
-    included = re.compile(r'^--8<-- "([^":]+)"$', re.MULTILINE)
-    text = included.sub(lambda match: (REPOSITORY / match[1]).read_text().rstrip(), page.read_text())
-    return code_blocks(text)
 
 
 def run_page(page: Path) -> None:
@@ -211,7 +173,7 @@ def test_blocks_are_found_and_told_apart() -> None:
         """
     )
     assert list(code_blocks(page)) == [
-        CodeBlock("python", None, " x = 1 ", 1),
+        CodeBlock("python", None, " x = 1 ", 1, unseen=True),
         CodeBlock("python", None, "y = 2\n", 3),
         CodeBlock("yaml", "a/b.yaml", "key: value\n", 8),
         CodeBlock("text", None, "```python\n", 11),

@@ -79,18 +79,18 @@ def test_all(paths: list[Path]) -> None:
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(ReadError, match=r"none\.array_record: there is no such file"):
+    with pytest.raises(ReadError, match=r"none\.array_record: no such file"):
         ArrayRecordFile(str(tmp_path / "none.array_record"))
     for content in (b"", b"garbage" * 20000):
         (tmp_path / "bad.array_record").write_bytes(content)
-        with pytest.raises(ReadError, match=r"bad\.array_record: is no ArrayRecord file, or a damaged one: ."):
+        with pytest.raises(ReadError, match=r"bad\.array_record: is not an ArrayRecord file, or is damaged: ."):
             ArrayRecordFile(str(tmp_path / "bad.array_record"))
 
 
 def test_a_file_that_was_cut(tmp_path: Path) -> None:
     path = write_records(tmp_path / "x.array_record", [b"abc"] * 100)
     os.truncate(path, path.stat().st_size // 2)
-    with pytest.raises(ReadError, match=r"a damaged one: its end, which says where records lie, is missing$"):
+    with pytest.raises(ReadError, match=r"is damaged: its end, which contains the record offsets, is missing$"):
         ArrayRecordFile(str(path))
 
 
@@ -167,18 +167,18 @@ def test_msgpack() -> None:
     ("value", "said"),
     [
         ({"txt": b"x"}, "its __key__ is missing"),
-        ({"__key__": b"a"}, "its __key__ is no text"),
+        ({"__key__": b"a"}, "its __key__ is not a string"),
         ({"__key__": "a", "txt": "x"}, "part 'txt' is a msgpack str"),
         ({"__key__": "a", "n": 1}, "part 'n' is a msgpack int"),
-        ([1], "no msgpack map"),
-        ({1: b"x"}, "no msgpack map"),
+        ([1], "not a msgpack map"),
+        ({1: b"x"}, "not a msgpack map"),
         ({"__key__": "a", "deep": [[]]}, "part 'deep' is a msgpack list"),
     ],
 )
 def test_other_msgpack_is_refused(value: Any, said: str) -> None:
     with pytest.raises(FormatError, match=re.escape(said)):
         record_decoder("msgpack")(msgspec.msgpack.encode(value))
-    with pytest.raises(FormatError, match="no msgpack map"):
+    with pytest.raises(FormatError, match="not a msgpack map"):
         record_decoder("msgpack")(b"\xc1garbage")
 
 
@@ -249,7 +249,7 @@ def test_numbers_one_by_one() -> None:
     ],
 )
 def test_what_is_no_example(data: bytes, said: str) -> None:
-    with pytest.raises(FormatError, match=f"is no tf.train.Example: .*{said}"):
+    with pytest.raises(FormatError, match=f"is not a tf.train.Example: .*{said}"):
         read_example(data)
 
 
@@ -303,9 +303,9 @@ def test_large_records_are_read_a_few_at_a_time(tmp_path: Path) -> None:
 
 def test_other_encodings_are_named(tmp_path: Path) -> None:
     path = write_records(tmp_path / "x.array_record", [msgpack_record({"__key__": "a"}), b"\xff"])
-    with pytest.raises(FormatError, match=r"x\.array_record: record 1: is no msgpack .* encoded as msgpack\?"):
+    with pytest.raises(FormatError, match=r"x\.array_record: record 1: is not a msgpack .* encoded as msgpack\?"):
         scan_records(path, "msgpack", first=0)
-    with pytest.raises(FormatError, match=r"record 0: is no tf\.train\.Example: "):
+    with pytest.raises(FormatError, match=r"record 0: is not a tf\.train\.Example: "):
         scan_records(path, "tf_example", first=0)
 
 
@@ -394,7 +394,7 @@ def test_transposed_files_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_file_by_ranges(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.array_record"
     path.write_bytes(content)
-    with pytest.raises(ReadError, match=r"bad\.array_record: is no ArrayRecord file"):
+    with pytest.raises(ReadError, match=r"bad\.array_record: is not an ArrayRecord file"):
         find_places(LocalFiles(), [str(path)], [len(content)])
 
 
@@ -403,7 +403,7 @@ def test_a_file_without_its_end(file_of_each_way: list[str], tmp_path: Path) -> 
     for size in (len(whole) - BLOCK_BYTES, len(whole) - 100, 2 * BLOCK_BYTES):
         path = tmp_path / "cut.array_record"
         path.write_bytes(whole[:size])
-        with pytest.raises(ReadError, match=r"cut\.array_record: is no ArrayRecord file"):
+        with pytest.raises(ReadError, match=r"cut\.array_record: is not an ArrayRecord file"):
             find_places(LocalFiles(), [str(path)], [size])
 
 
@@ -454,9 +454,9 @@ def encode_varint(number: int) -> bytes:
     ("values", "decoded_bytes", "said"),
     [
         (10, 10, "is damaged"),
-        (1 << 36, 10, "68719476736 bytes are announced where the chunk has room for 10"),
+        (1 << 36, 10, "68719476736 bytes, its chunk has space for 10"),
         (1 << 36, 1 << 36, "at most 2147483648 are decompressed"),
-        (1 << 20, 10, "1048576 bytes are announced where the chunk has room for 10"),
+        (1 << 20, 10, "1048576 bytes, its chunk has space for 10"),
     ],
 )
 def test_no_more_is_decompressed_than_is_announced(codec: str, values: int, decoded_bytes: int, said: str) -> None:
@@ -500,7 +500,7 @@ def test_a_file_in_a_bucket(bucket: Bucket, file_of_each_way: list[str], tmp_pat
         np.testing.assert_array_equal(found.part_size, expected.part_size)
         assert found.generation
         assert not expected.generation
-    with pytest.raises(ReadError, match="there is no such object"):
+    with pytest.raises(ReadError, match="no such object"):
         open_records(f"{bucket.url}/none.array_record")
 
 

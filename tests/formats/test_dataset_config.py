@@ -199,7 +199,7 @@ class Known(Sample):
 def test_sample_types_that_the_program_knows_need_no_trust(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_class(ClassRef(module=__name__, name="Known")) is Known
     for name in ("ClassRef", "Path", "pytest", "nothing"):  # no sample types, though they are there
-        with pytest.raises(UntrustedCodeError, match="import it there"):
+        with pytest.raises(UntrustedCodeError, match="import it in the program"):
             resolve_class(ClassRef(module=__name__, name=name))
     with pytest.raises(UntrustedCodeError, match=r"^a\.yaml names .*is imported, .*Did you mean 'Known'"):
         resolve_class(ClassRef(module=__name__, name="Knwon"), where="a.yaml")
@@ -366,4 +366,4 @@ def test_a_key_that_comes_again_is_told(caplog: pytest.LogCaptureFixture) -> Non
         == "b"
     )
     (record,) = caplog.records
-    assert "line 4: the key `path` comes again" in record.getMessage()
+    assert "line 4: the key `path` is repeated" in record.getMessage()

@@ -164,7 +164,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     index.unlink()
     opened(path)
     path.write_bytes(b"{}\n{}\n{}\n")
-    with pytest.raises(StaleIndexError, match=f"with 6 bytes, but it has 9.*energon-grain prepare {path}"):
+    with pytest.raises(StaleIndexError, match=f"with 6 bytes, but has 9.*energon-grain prepare {path}"):
         opened(path)
 
 
@@ -323,7 +323,7 @@ def test_on_the_web_too(bucket: Bucket, url: str) -> None:
     assert starts(open_jsonl(web)) == STARTS
     assert selected(JsonlRows(web)).place_of(2) == f"{web}:5"
     bucket.put("some sets/x.jsonl", LINES + b"{}", public=True)
-    with pytest.raises(StaleIndexError, match=f"^{web} was indexed with 35 bytes, but it has 37"):
+    with pytest.raises(StaleIndexError, match=f"^{web}: was indexed with 35 bytes, but has 37"):
         open_jsonl(web)
 
 
@@ -340,10 +340,10 @@ def test_an_index_that_was_made_anew_is_read_anew(bucket: Bucket, url: str) -> N
     stored = open_jsonl(url)
     assert made.index != stored.index
     assert starts(stored) == STARTS
-    with pytest.raises(StaleIndexError, match=f"{url}: its index on this machine.* is gone"):
+    with pytest.raises(StaleIndexError, match=f"{url}: its index on this machine.* was removed"):
         made.starts()
     bucket.put("some sets/x.jsonl", LINES + b"{}")
-    with pytest.raises(StaleIndexError, match=f"^{url} was indexed with 35 bytes, but it has 37; .*prepare {url}`"):
+    with pytest.raises(StaleIndexError, match=f"^{url}: was indexed with 35 bytes, but has 37; .*prepare {url}`"):
         open_jsonl(url)
     prepare_jsonl(url)
     assert starts(open_jsonl(url)) == [*STARTS, 37]
@@ -516,7 +516,7 @@ def test_copies_notice_that_rows_were_replaced(tmp_path: Path) -> None:
     pickled = pickle.dumps(write(tmp_path, rows))
     (tmp_path / ".join_ab" / "header.json").unlink()
     write(tmp_path, rows[::-1])
-    with pytest.raises(IndexFileError, match="prepared anew"):
+    with pytest.raises(IndexFileError, match="prepared again"):
         pickle.loads(pickled)
 
 

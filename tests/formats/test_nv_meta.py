@@ -160,9 +160,9 @@ SAID = {
     "bare": "not a prepared dataset (no .nv-meta/.info.json); run `energon-grain prepare {at}`",
     "records": "not a prepared dataset (no .nv-meta/.info.json); run `energon-grain prepare {at} --records msgpack|tf_"
     "example|raw`",
-    "file.tar": "is a file; a WebDataset is a folder with tar files that was prepared",
-    "mixture.yaml": "is a metadataset, which get_train_dataset and its like take; one of its datasets is expected here",
-    "rows": "is an array, which is read as it is: it has no shards, indices or splits",
+    "file.tar": "is a file; a WebDataset is a prepared folder with tar files: pass that folder",
+    "mixture.yaml": "is a metadataset, which get_train_dataset and similar functions take; pass one of its datasets",
+    "rows": "is an array, which needs no preparation: it has no shards, indices or splits",
 }
 
 
@@ -183,10 +183,10 @@ def test_nothing(folder: Path, bucket: Bucket) -> None:
     assert not_prepared(f"{folder}/bear") == f"{folder}/bear: no such file or folder. {near}"
     (folder / "bare" / ".nv-meta").mkdir()
     assert not_prepared(f"{folder}/bare/.nv-meta").endswith(
-        f"belongs to the dataset in {folder}/bare; give that folder"
+        f"belongs to the dataset in {folder}/bare; pass that folder"
     )
     for name in ("bear", "bar", "bear.zarr"):
-        assert not_prepared(f"{url}/{name}") == f"{url}/{name}: nothing lies below that URL"
+        assert not_prepared(f"{url}/{name}") == f"{url}/{name}: there is nothing below that URL; check it"
 
 
 def test_a_list_that_takes_too_long_is_done_without(folder: Path, bucket: Bucket) -> None:
@@ -212,14 +212,14 @@ def test_compressed_lines(tmp_path: Path, bucket: Bucket, ending: str, command: 
     file.write_bytes(b"\x1f\x8b")
     url = bucket.upload(tmp_path, "lines") + f"/{file.name}"
     usual: dict[str, Any] = {"batch_size": 1, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
-    unpack = f"unpack it by `{command} 'NAME'` into a .jsonl file"
+    unpack = f"unpack it with `{command} 'NAME'` into a .jsonl file"
     for at, name, copied in ((file, str(file), ""), (url, file.name, "copy it to this machine, and ")):
         said = re.escape(copied + unpack.replace("NAME", name))
-        with pytest.raises(DatasetNotFoundError, match=f"is compressed as a whole, .* by itself; {said}"):
+        with pytest.raises(DatasetNotFoundError, match=f"is compressed as a whole, .* cannot be read; {said}"):
             Stream.of(get_train_dataset(at, **usual))
     for command_line in ("prepare", "info"):
         done = run(command_line, file)
-        assert "unpack it by" in str(done.exception)
+        assert "unpack it with" in str(done.exception)
 
 
 SAMPLES = st.lists(
@@ -298,7 +298,7 @@ def test_errors_of_the_system_are_os_errors(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_sqlite_index(tmp_path / "nothing" / "index.sqlite", [])
     with (
-        pytest.raises(OSError, match=r"cannot be written: .*is there room on the disk\?: '.*index\.sqlite'"),
+        pytest.raises(OSError, match=r"cannot be written: .*check the free space of the disk: '.*index\.sqlite'"),
         size_limit(20_000),
     ):
         write_sqlite_index(tmp_path / "index.sqlite", [])
@@ -309,7 +309,7 @@ def test_duplicates_that_are_not_text(tmp_path: Path) -> None:
     scans = [(3, scan_of([b"\xff", b"b", b"b"])), (4, scan_of([b"a", b"\xff", b"b"]))]
     with pytest.raises(DuplicateKeyError) as caught:
         write_sqlite_index(tmp_path / "index.sqlite", scans)
-    assert "3 samples have the key of another one" in str(caught.value)
+    assert "3 samples share a key with another sample" in str(caught.value)
     assert "'b' in tar file 3 twice" in str(caught.value)
     assert r"'\\xff' in tar file 3 and in tar file 4" in str(caught.value)
     assert list(tmp_path.iterdir()) == []

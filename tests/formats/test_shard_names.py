@@ -59,7 +59,7 @@ def keys(path: str) -> list[str]:
 
 
 def refused(call: Callable[[], Any], kind: type[EnergonGrainError] = IndexFileError) -> None:
-    with pytest.raises(kind, match=r"names the shard .*a shard is named by its path inside of the dataset"):
+    with pytest.raises(kind, match=r"names the shard .*shards must be named by their paths inside the dataset"):
         call()
 
 

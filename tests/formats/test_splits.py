@@ -99,7 +99,7 @@ def test_json_is_the_fallback_of_the_default_only(tmp_path: Path, meta: Path) ->
     (meta / "split.json").write_text('{"split_parts": {"train": ["a.tar"]}}')
     assert read_split_config(tmp_path).split_parts == {"train": ("a.tar",)}
     assert read_split_config(tmp_path, "split.yaml").split_parts == {"train": ("a.tar",)}
-    with pytest.raises(SplitError, match=r"other\.yaml: no such split file; there is split\.json"):
+    with pytest.raises(SplitError, match=r"other\.yaml: no such split file; found split\.json"):
         read_split_config(tmp_path, "other.yaml")
 
 
@@ -157,7 +157,7 @@ def ours(pattern: str) -> list[str] | str:
         return str(error)
     assert expand_braces(pattern, len(names)) == names  # which were counted before
     if len(names) > 1:
-        with pytest.raises(TooManyNamesError, match=f"stands for {len(names):,} names"):
+        with pytest.raises(TooManyNamesError, match=f"expands to {len(names):,} names"):
             expand_braces(pattern, len(names) - 1)
     return names
 
@@ -176,7 +176,7 @@ def test_names_and_errors_are_those_of_braceexpand(pattern: str) -> None:
     "pattern", ["sh-{0..999999999}.tar", "{a,b}" * 40, "{0..9}" * 20_000, f"{'x' * 100_000}{{0..9999}}", "{,}" * 60]
 )
 def test_what_stands_for_too_many_names_is_refused_before_they_are_made(pattern: str) -> None:
-    with pytest.raises(ValueError, match=r"stands for .* names; at most 1,000,000 are made"):
+    with pytest.raises(ValueError, match=r"expands to .* names; the limit is 1,000,000"):
         expand_braces(pattern)
 
 
@@ -264,7 +264,7 @@ def test_no_patterns() -> None:
 
 @pytest.mark.parametrize("prefix", ["", "glob:"])
 def test_patterns_without_end_are_refused(prefix: str) -> None:
-    with pytest.raises(ConfigError, match="stands for 1,000,000,000 names"):
+    with pytest.raises(ConfigError, match="expands to 1,000,000,000 names"):
         compile_pattern(f"{prefix}sh-{{0..999999999}}.tar")
 
 
@@ -355,7 +355,7 @@ def test_exclude(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.tar", "a/2.tar", "b/1.tar")
     assert find_shards(tmp_path, exclude="a/") == ("b/1.tar",)
     assert find_shards(tmp_path, exclude=r"2\.tar$") == ("a/1.tar", "b/1.tar")
-    with pytest.raises(ConfigError, match="leaves out all 3"):
+    with pytest.raises(ConfigError, match="removes all 3"):
         find_shards(tmp_path, exclude="tar")
     with pytest.raises(ConfigError, match="regular expression"):
         find_shards(tmp_path, exclude="(")
@@ -385,7 +385,7 @@ def test_compressed(tmp_path: Path, suffix: str, tool: str) -> None:
 
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     touch(tmp_path, "a.tar", "caf\udce9.tar")
-    with pytest.raises(ConfigError, match=r"^caf\\xe9\.tar: the name is not UTF-8.*--exclude"):
+    with pytest.raises(ConfigError, match=r"^caf\\xe9\.tar: the file name must be UTF-8.*--exclude"):
         find_shards(tmp_path)
     assert find_shards(tmp_path, exclude="^caf") == ("a.tar",)
 

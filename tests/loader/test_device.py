@@ -445,7 +445,7 @@ def test_states_of_hosts_that_are_not_processes_of_jax_are_collected_by_hand(tra
     resumed = get_loader(train(broken=BROKEN, batch_size=8))
     resumed.restore_state_global(states)
     assert sorted(next(resumed).__key__) == sorted(sum((list(next(loader).__key__) for loader in loaders), []))
-    with pytest.raises(StateError, match=r"no state to restore on this host.*src_rank="):
+    with pytest.raises(StateError, match=r"this host has no state to restore.*src_rank="):
         resumed.restore_state_global(None)
     with pytest.raises(StateError, match=r"the states of all hosts are needed"):
         resumed.restore_state_global(states[:1])

@@ -56,7 +56,7 @@ def test_a_loader_is_not_copied(loader: Any, copied: Callable[[Any], Any]) -> No
 
 
 def test_a_loader_is_not_wrapped(loader: Any) -> None:
-    with pytest.raises(TypeError, match=r"no batches by number, .* iterate over it"):
+    with pytest.raises(TypeError, match=r"no random access: iterate over it"):
         next(iter(DataLoader(loader, batch_size=None)))
 
 
@@ -137,7 +137,7 @@ def test_a_dataset_says_what_to_give_it_to(train: Train) -> None:
 
 
 def test_a_loader_has_no_batches_by_number(loader: Any) -> None:
-    with pytest.raises(TypeError, match=r"Loader\(\S+/train\) has no batches by number.* iterate over it, by itself"):
+    with pytest.raises(TypeError, match=r"Loader\(\S+/train\) has no random access: iterate over it directly"):
         loader[0]
 
 
@@ -193,15 +193,17 @@ def test_a_mixture_does_not_read_what_is_no_list_of_datasets(train: Train) -> No
 def test_what_is_no_loader(train: Train) -> None:
     with pytest.raises(ConfigError, match=r"not a SeededDataset; pass get_savable_loader\(dataset\)"):
         to_device(train())
-    with pytest.raises(ConfigError, match=r"energon_grain\.get_\w+ gave, not a energon_grain_torch\.SavableDataLoader"):
+    with pytest.raises(ConfigError, match=r"energon_grain\.get_\w+, got a energon_grain_torch\.SavableDataLoader"):
         to_device(energon_grain_torch.get_loader(train()))
 
 
 def test_what_is_no_path(train: Train) -> None:
     usual: dict[str, Any] = {"batch_size": 2, "shuffle_buffer_size": None, "max_samples_per_sequence": None}
-    with pytest.raises(ConfigError, match=r"path=BatchDataset\(\S+\): expected the path .* ready for get_loader"):
+    with pytest.raises(
+        ConfigError, match=r"path=BatchDataset\(\S+\): expected the path .* pass this dataset to get_loader"
+    ):
         get_train_dataset(train(), **usual)
-    with pytest.raises(ConfigError, match="path=7: expected the path of a dataset or of a metadataset"):
+    with pytest.raises(ConfigError, match="path=7: expected the path of a dataset or metadataset"):
         get_train_dataset(7, **usual)  # type: ignore[arg-type]
 
 

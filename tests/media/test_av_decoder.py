@@ -284,9 +284,9 @@ def test_parts_decode_as_the_options_say(films: dict[str, bytes]) -> None:
 
 def test_impossible_arguments_are_named(films: dict[str, bytes]) -> None:
     decoder = AVDecoder(io.BytesIO(films["mp4"]))
-    with pytest.raises(ConfigError, match=r"video_clip_ranges: \(2, 1\) does not begin before it ends"):
+    with pytest.raises(ConfigError, match=r"video_clip_ranges: the range \(2, 1\) must start before it ends"):
         decoder.get_video_clips([(2, 1)])
-    with pytest.raises(ConfigError, match=r"video_clip_ranges=\(1, 2\): expected a list of \(begin, end\)"):
+    with pytest.raises(ConfigError, match=r"video_clip_ranges=\(1, 2\): expected a list of \(start, end\)"):
         decoder.get_video_clips((1, 2))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="audio_clip_ranges"):
         decoder.get_clips(audio_clip_ranges=[(math.nan, 1)])

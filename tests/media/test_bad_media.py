@@ -38,7 +38,7 @@ def test_a_file_that_is_cut_short_says_so(name: str, part: float) -> None:
     else:
         data = (FASTSTART if name == "mp4-faststart" else FILMS[name]).encode()
     decoder = AVDecoder(io.BytesIO(data[: int(part * len(data)) - 7]))
-    with pytest.raises(DecodingError, match=r"cut short|does not decode|no frames|neither video nor audio"):
+    with pytest.raises(DecodingError, match=r"truncated|cannot be decoded|no frames|neither video nor audio"):
         decoder.get_frames()
 
 
@@ -47,7 +47,7 @@ def test_what_lies_before_the_cut_is_given() -> None:
     decoder = AVDecoder(io.BytesIO(data[: int(0.9 * len(data))]))
     clips, _ = decoder.get_video_clips([(0, 0.3)])
     assert clips[0].shape == (10, 3, HEIGHT, WIDTH)
-    with pytest.raises(DecodingError, match=r"cut short"):
+    with pytest.raises(DecodingError, match=r"truncated"):
         decoder.get_video_clips([(1.2, 1.4)])
 
 
@@ -99,7 +99,7 @@ def test_bounds() -> None:
     bounded = AVDecoder(io.BytesIO(film), max_pixels=WIDTH * HEIGHT)
     assert len(bounded.get_video_clips([(0, 15)], "frames")[0][0]) == 16
     assert len(bounded.get_video_clips([(0, 39)], "frames", (16, 12))[0][0]) == 40
-    with pytest.raises(DecodingError, match=rf"16 times max_pixels={WIDTH * HEIGHT} together; take shorter clips"):
+    with pytest.raises(DecodingError, match=rf"16 times max_pixels={WIDTH * HEIGHT} in total; take shorter clips"):
         bounded.get_video_clips([(0, 16)], "frames")
     tone = encode_sound("wav", "pcm_s16le", 48000)
     assert AVDecoder(io.BytesIO(tone), max_part_bytes=192_000).get_audio().audio_clips[0].shape == (2, 48000)
@@ -125,7 +125,7 @@ def test_absurd_headers_cost_nothing() -> None:
     for content in (vp8, frames, samples, runs):
         with pytest.raises(DecodingError):
             AVDecoder(io.BytesIO(content)).get_video()
-    with pytest.raises(DecodingError, match="a run of 16777215 samples is announced, in a file of"):
+    with pytest.raises(DecodingError, match="announces a run of 16777215 samples in a file of"):
         AVDecoder(io.BytesIO(runs)).get_metadata()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < most
 

@@ -303,7 +303,7 @@ def test_files_that_change_are_noticed(tmp_path: Path) -> None:
         os.utime(tar, (1, 1))
     for each in (stream, pickle.loads(copied)):
         each.seek(200_000)
-        with pytest.raises(StaleIndexError, match="was changed while it was read"):
+        with pytest.raises(StaleIndexError, match="changed during the read"):
             each.read(10)
 
 
@@ -312,7 +312,7 @@ def test_files_of_a_folder_that_change_are_noticed(tmp_path: Path) -> None:
     store = DecodeFileStore(SystemFileStore(tmp_path), decoder=SampleDecoder(lazy_bytes=1))
     stream = store.get("a.mp4").stream
     (tmp_path / "a.mp4").write_bytes(content(2))
-    with pytest.raises(ReadError, match="was changed while it was read; let nothing write"):
+    with pytest.raises(ReadError, match="was changed while it was read; stop other processes from writing to it"):
         stream.read(10)
 
 

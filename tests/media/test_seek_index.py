@@ -236,12 +236,12 @@ def test_a_table_of_other_tars_is_not_used(folder: Path, caplog: pytest.LogCaptu
 def test_records_that_are_read_whole_get_no_index(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("array_record")
     convert_dataset(folder, tmp_path / "records", to="array-record", num_workers=0)
-    with pytest.raises(RefusedError, match="records of ArrayRecord files are read whole"):
+    with pytest.raises(RefusedError, match="records of ArrayRecord files are always read whole"):
         index_videos(tmp_path / "records")
 
 
 def test_a_bucket_is_not_written_to(bucket: Any, folder: Path) -> None:
-    with pytest.raises(RefusedError, match="index its videos before they are uploaded"):
+    with pytest.raises(RefusedError, match="index its videos before the upload"):
         index_videos(bucket.upload(folder))
 
 

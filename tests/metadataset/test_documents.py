@@ -111,7 +111,7 @@ def test_empty_values_are_as_if_left_out() -> None:
 
 
 def test_keys_that_are_no_text_are_told_with_their_place() -> None:
-    with pytest.raises(ConfigError, match=r"splits\.train\.subflavors: text is expected for each key"):
+    with pytest.raises(ConfigError, match=r"splits\.train\.subflavors: expected text for each key"):
         MetadatasetV2(splits={"train": {"path": "a", "subflavors": {1: "b"}}})
 
 
@@ -141,7 +141,7 @@ def test_programs_may_give_paths_numbers_and_functions() -> None:
     assert numbers == [("a", Fraction(1, 10)), ("b", Fraction(3, 10))]
     assert made.blend[2] == (given, None)
     assert document.node("val").joiner == Joiner(target=merge, is_function=True)  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"MetadatasetV2: \$\.splits\.train: a mapping"):
+    with pytest.raises(ConfigError, match=r"MetadatasetV2: \$\.splits\.train: expected a mapping"):
         MetadatasetV2(splits={"train": 3})
 
 

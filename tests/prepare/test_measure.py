@@ -121,7 +121,7 @@ def test_only_the_parts_that_are_asked_for_are_given(root: Path) -> None:
     columns = open_columns(root)
     assert columns["words"].tolist() == WORDS
     assert columns["parts"].tolist() == columns["many"].tolist() == [1 + n % 2 for n in range(N)]
-    with pytest.raises(ConfigError, match=r"has no part 'jpg'; there are txt, json"):
+    with pytest.raises(ConfigError, match=r"has no part 'jpg'; the parts are txt, json"):
         measure_dataset(root, {"parts": len}, parts=["jpg"])
 
 
@@ -134,12 +134,12 @@ def test_columns_outlive_another_index_of_the_same_samples_and_no_others(root: P
     write_tars(root, [*samples()][::-1], shards=3)
     prepare_dataset(root, split_ratio=(1,), force_overwrite=True, num_workers=0)
     assert open_columns(root).stale == ("words", "gone")
-    again = rf"make it again: `energon-grain measure {root} --column gone={__name__}:words`"
+    again = rf"create it again: `energon-grain measure {root} --column gone={__name__}:words`"
     with pytest.raises(KeyNotFoundError, match=again):
         open_columns(root)["gone"]
     measure_dataset(root, {"words": words}, num_workers=0)
     assert open_columns(root)["words"].tolist() == WORDS[::-1]
-    assert "The column 'gone' is of samples that are not here any more" in run("lint", root).stdout
+    assert "The column 'gone' was measured for samples that have changed or are missing" in run("lint", root).stdout
 
 
 def test_only_appended_samples_are_measured(root: Path) -> None:
@@ -149,12 +149,12 @@ def test_only_appended_samples_are_measured(root: Path) -> None:
     half = open_columns(root)["half"].copy()
     write_tars(root, ({**each, "__key__": f"more {each['__key__']}"} for each in samples()), name="more.tar")
     report = prepare_dataset(root, append=True, num_workers=0)
-    assert [note.split(" is not known")[0] for note in report.notes] == [
-        f"of the new samples {name}" for name in ("words", "half", "rank")
+    assert [note.split(" lack values for the new samples; run")[0] for note in report.notes] == [
+        f"the columns {name}" for name in ("words", "half", "rank")
     ]
-    assert f"`energon-grain measure {root} --column words={__name__}:words` has run" in report.notes[0]
-    assert f"`energon-grain measure {root} --attach rank=FILE` has run" in report.notes[2]
-    with pytest.raises(KeyNotFoundError, match="column 'words' is of samples that are not here any more"):
+    assert f"`energon-grain measure {root} --column words={__name__}:words` before" in report.notes[0]
+    assert f"`energon-grain measure {root} --attach rank=FILE` before" in report.notes[2]
+    with pytest.raises(KeyNotFoundError, match="column 'words' belongs to other samples"):
         open_columns(root)["words"]
 
     seen: list[str] = []
@@ -207,8 +207,8 @@ def test_records_and_lines_have_columns_too(root: Path, tmp_path: Path) -> None:
     ]
     lines.write_text(lines.read_text() + '{"n": 0}\n')
     assert run("prepare", lines).exit_code == 0
-    assert "Columns of samples that are not here any more: half." in run("info", lines).stdout
-    assert "The column 'half' is of samples that are not here any more" in run("lint", lines).stdout
+    assert "Outdated columns, whose samples have changed: half." in run("info", lines).stdout
+    assert "The column 'half' was measured for samples that have changed or are missing" in run("lint", lines).stdout
     measure_dataset(lines, {"half": number}, num_workers=0)
     assert "No problems in 701 samples" in run("lint", lines, f"--trust-module={__name__}").stdout
     with pytest.MonkeyPatch.context() as patched:
@@ -223,14 +223,20 @@ def test_records_and_lines_have_columns_too(root: Path, tmp_path: Path) -> None:
             lambda parts: 1 / (words(parts) - 13),
             r"shard_000.tar: 0012: .*raised ZeroDivisionError: division by zero",
         ),
-        (lambda parts: "long" if words(parts) == 13 else 1, r"0012: .*gave 'long' \(str\), which is no number"),
-        (lambda parts: [1, 2], r"0000: .*gave \[1, 2\] \(list\), which is no number"),
-        (column_function(batched=True)(lambda many: [0] * (len(many) - 1)), r"of 16 samples from this one on, gave 15"),
-        (column_function(batched=True)(lambda many: many[99]), r"of 16 samples from .* raised IndexError: list index"),
+        (lambda parts: "long" if words(parts) == 13 else 1, r"0012: .*returned 'long' \(str\), which is not a number"),
+        (lambda parts: [1, 2], r"0000: .*returned \[1, 2\] \(list\), which is not a number"),
+        (
+            column_function(batched=True)(lambda many: [0] * (len(many) - 1)),
+            r"called with 16 samples from this one on, returned 15",
+        ),
+        (
+            column_function(batched=True)(lambda many: many[99]),
+            r"called with 16 samples from .* raised IndexError: list index",
+        ),
     ],
 )
 def test_what_is_no_number_is_named(root: Path, function: Callable[..., Any], said: str) -> None:
-    with pytest.raises(FatalSampleError, match=rf"(?s){said}.* What was measured is kept"):
+    with pytest.raises(FatalSampleError, match=rf"(?s){said}.* Finished results are kept"):
         measure_dataset(root, {"odd": function})
     assert [*open_columns(root).stored] == []
 
@@ -317,19 +323,19 @@ def test_a_piece_whose_worker_died_is_tried_again(root: Path) -> None:
 
 def test_names_and_functions_that_do_not_fit(root: Path, tmp_path: Path) -> None:
     for name in ("bytes", "bytes.txt", "1st", "a-b", "", "a..b"):
-        with pytest.raises(ConfigError, match="is no name for a column"):
+        with pytest.raises(ConfigError, match="is not a valid column name"):
             measure_dataset(root, {name: words})
     for function, said in (
         ("nowhere:f", "nowhere cannot be imported: No module named 'nowhere'"),
         ("json:nothing", "the module json has no function 'nothing'"),
         ("words", "write module:function"),
-        (3, "3 cannot be called"),
+        (3, "3 is not callable"),
     ):
         with pytest.raises(ConfigError, match=said):
             measure_dataset(root, {"words": function})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match="no column to measure was given"):
+    with pytest.raises(ConfigError, match="no column to measure; pass one"):
         measure_dataset(root)
-    with pytest.raises(ConfigError, match="put them into a module, or measure with num_workers=0"):
+    with pytest.raises(ConfigError, match="move them into a module, or measure with num_workers=0"):
         measure_dataset(root, {"words": lambda _: 1}, num_workers=2)
     for arguments, said in (
         ([], "give --column NAME=module:function, or --attach NAME=FILE"),
@@ -364,7 +370,7 @@ def test_tables_are_attached_by_key(root: Path, tmp_path: Path, name: str, text:
     columns = open_columns(root)
     assert np.array_equal(columns["score"], expected, equal_nan=True)
     assert np.array_equal(columns["same"], expected, equal_nan=True)
-    assert report.notes[0] == f"score: 1 of the {3 + (name == 'scores.csv')} keys in {name} are of no sample."
+    assert report.notes[0] == f"score: 1 of the {3 + (name == 'scores.csv')} keys in {name} match no sample."
     assert columns.stored["same"].function == f"attached {name}:score"
     assert f"attached {name}" in run("info", root).stdout
 
@@ -381,12 +387,12 @@ def test_parquet_is_attached(root: Path, tmp_path: Path) -> None:
     assert columns["n"].tolist() == [*range(N)][::-1]
     assert columns["n"].dtype == np.int64
     assert np.array_equal(columns["s"], [*range(N - 1, 0, -1), np.nan], equal_nan=True)
-    with pytest.raises(ConfigError, match=r"holds '0699' in row 1, which is no number"):
+    with pytest.raises(ConfigError, match=r"row 1 holds '0699', which is not a number"):
         measure_dataset(root, attach={"text": tmp_path / "t.parquet"})
-    with pytest.raises(ConfigError, match=r"has no field 'm'; there are key, n, s, text"):
+    with pytest.raises(ConfigError, match=r"the file has no field 'm'; it has key, n, s, text"):
         measure_dataset(root, attach={"m": tmp_path / "t.parquet"})
     (tmp_path / "u.parquet").write_bytes(b"PAR1")
-    with pytest.raises(FormatError, match="is no Parquet file that can be read"):
+    with pytest.raises(FormatError, match="cannot be read as a Parquet file"):
         measure_dataset(root, attach={"m": tmp_path / "u.parquet"})
 
 
@@ -411,25 +417,37 @@ def test_arrays_are_attached_by_row(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.npy", np.arange(N - 1), r"has int64\[699\]; there must be one number for each of the 700 samples"),
-        ("a.npy", np.array(["x"] * N), r"has <U1\[700\]; there must be one number"),
-        ("a.npy", b"none", "is no array that can be attached"),
-        ("a.npy", ARCHIVE, "is no array that can be attached, but an archive of several"),
+        ("a.npy", np.arange(N - 1), r"expected one number for each of the 700 samples, got int64\[699\]"),
+        ("a.npy", np.array(["x"] * N), r"expected one number for each of the 700 samples, got <U1\[700\]"),
+        ("a.npy", b"none", "cannot be attached, it is not a NumPy array"),
+        ("a.npy", ARCHIVE, "holds several arrays; save one array"),
         (
             "a.npy",
             np.full(N, 2**63, np.uint64),
-            r"holds .*9223372036854775808.* in row 1, which is no num",
+            r"row 1 holds .*9223372036854775808.*, which is not a num",
         ),
-        ("a.csv", b"key,a\n" + b"x" * 200_000 + b",1\n", "cannot be read: field larger than field limit"),
-        ("a.csv", b"key,a\n0001,9223372036854775808\n", r"in row 1, which is no number \(ints end at 2\*\*63\)"),
+        ("a.csv", b"key,a\n" + b"x" * 200_000 + b",1\n", "cannot be read as CSV: field larger than field limit"),
+        (
+            "a.csv",
+            b"key,a\n0001,9223372036854775808\n",
+            r"row 1 holds 9223372036854775808, which is not a number \(ints end at 2\*\*63\)",
+        ),
         ("a.csv", b"key,a\n0001,1\n0001,2\n", "has the key '0001' twice"),
-        ("a.csv", b"key,b\n0001,1\n", "has no field 'a'; there are key, b"),
-        ("a.csv", b"key,a\n0001,long\n", "holds 'long' in row 1, which is no number"),
-        ("a.csv", b"key,a\nx,1\n", "none of its 1 keys, such as 'x', is one of a sample; those are '0000', '0001'"),
-        ("a.csv", b"a\n1\n", "has no field `key`, so it must have a row for each of the 700 samples, and it has 1"),
-        ("a.jsonl", b"{", "cannot be read: Expecting property name"),
-        ("a.jsonl", b"3\n", "has lines that are no objects"),
-        ("a.txt", b"3\n", r"columns are taken from \.npy, \.parquet, \.csv and \.jsonl files"),
+        ("a.csv", b"key,b\n0001,1\n", "the file has no field 'a'; it has key, b"),
+        ("a.csv", b"key,a\n0001,long\n", "row 1 holds 'long', which is not a number"),
+        (
+            "a.csv",
+            b"key,a\nx,1\n",
+            "no sample has one of the file's 1 keys, such as 'x'; the samples' keys are '0000', '0001'",
+        ),
+        (
+            "a.csv",
+            b"a\n1\n",
+            "without a field `key`, the file must have one row for each of the 700 samples, but it has 1",
+        ),
+        ("a.jsonl", b"{", "is not valid JSONL: Expecting property name"),
+        ("a.jsonl", b"3\n", "has lines that are not JSON objects"),
+        ("a.txt", b"3\n", r"expected a \.npy, \.parquet, \.csv or \.jsonl file"),
         ("b.npy", None, "there is no file"),
     ],
 )
@@ -454,14 +472,15 @@ def test_lint_measures_a_few_samples_again(root: Path, tmp_path: Path, monkeypat
     assert "column" not in fine.stdout
     untrusted = run("lint", root).stdout
     assert (
-        f"The column 'words' was not measured again: {module}:words is called only if the module is trusted"
+        f"The column 'words' was not measured again: {module}:words is called only if its module is trusted"
         in untrusted
     )
-    assert f"give --trust-module {module}" in untrusted
+    assert f"pass --trust-module {module}" in untrusted
     monkeypatch.setattr(sys.modules[module], "words", lambda parts: len(parts["txt"]))
     odd = run("lint", root, f"--trust-module={module}")
     assert odd.exit_code == 0, "it loads all the same"
-    assert f"The column 'words' says 1 of shard_000.tar: 0000, and {module}:words says 4; of 32 samples" in odd.stdout
+    assert f"The column 'words' holds 1 for shard_000.tar: 0000, but {module}:words now returns 4; " in odd.stdout
+    assert "of the 32 samples that were measured again differ" in odd.stdout
     assert f"make it again: `energon-grain measure {root} --column words={module}:words`" in odd.stdout
     monkeypatch.delattr(sys.modules[module], "words")
     assert "The column 'words' cannot be measured again" in run("lint", root, f"--trust-module={module}").stdout
@@ -575,10 +594,10 @@ def test_all_kinds_are_measured_alike(kind: str, tmp_path: Path) -> None:
     assert "The column" not in linted.output
     sys.modules["of_kinds"].parts_count = lambda parts: len(parts) + 2**60 + 8  # type: ignore[attr-defined]
     said = run("lint", path, "--trust-module=of_kinds").output  # as a float it is the same number
-    assert f"The column 'count' says {2**60 + 1} of" in said
-    assert f"says {2**60 + 9}; of {ROWS} samples that were measured again {ROWS} differ" in said
+    assert f"The column 'count' holds {2**60 + 1} for" in said
+    assert f"now returns {2**60 + 9}; {ROWS} of the {ROWS} samples that were measured again differ" in said
     assert f"--column count=of_kinds:parts_count --parts {one}" in said
-    with pytest.raises(KeyNotFoundError, match="there is no column"):
+    with pytest.raises(KeyNotFoundError, match=r"no (numeric )?column"):
         keys(path, "lengths > 1")
 
 
@@ -592,12 +611,14 @@ def test_rows_of_a_join_have_the_parts_of_all_members(tmp_path: Path) -> None:
     measure_dataset(path, {"number": lambda parts: seen.append(parts) or len(seen)}, num_workers=0)
     assert set(seen[3]) == {"txt", "bin", "captions.txt", "captions.bin", "vectors"}
     assert (seen[3]["captions.txt"], np.asarray(seen[3]["vectors"]).tolist()) == (b"x" * 6, [6.0, 7.0])
-    with pytest.raises(ConfigError, match=r"has no part 'captions\.jpg'; there are txt, bin, captions.txt"):
+    with pytest.raises(ConfigError, match=r"has no part 'captions\.jpg'; the parts are txt, bin, captions.txt"):
         measure_dataset(path, {"number": len}, parts=["captions.jpg"])
     (folder,) = Path(f"{path}.cache").glob(".join_*/columns.json")
     assert folder.parent.joinpath("columns").is_dir()
     measure_dataset(tmp_path / "texts", {"words": len})
-    with pytest.raises(ConfigError, match=r"has a column 'captions\.words' of its own; call the new one otherwise"):
+    with pytest.raises(
+        ConfigError, match=r"already has its own column 'captions\.words'; choose another name for the new one"
+    ):
         measure_dataset(path, {"captions.words": len})
     measure_dataset(path, attach={"rank": np.arange(6)})
 
@@ -633,7 +654,7 @@ def test_where_columns_of_parquet_files_lie(tmp_path: Path) -> None:
     measure_dataset(f"{folder}/rows.parquet", {"other": "of_kinds:length"}, num_workers=0)
     assert sorted(os.listdir(folder)) == [".columns", "rows.parquet", "rows.parquet.columns"]
     assert keys(folder, "length >= 27") == [27, 28, 29]
-    with pytest.raises(ConfigError, match="has a column 'n' of its own"):
+    with pytest.raises(ConfigError, match="already has its own column 'n'"):
         measure_dataset(folder, {"n": len})
     assert "length" in run("info", folder).output
     pattern = f"{folder}/*.parquet"
@@ -642,9 +663,9 @@ def test_where_columns_of_parquet_files_lie(tmp_path: Path) -> None:
     rows = pa.table({"txt": ["y"] * ROWS, "bin": [b"12"] * ROWS, "n": list(range(ROWS))})
     pq.write_table(rows, f"{folder}/rows.parquet")  # other rows
     for path in (pattern, folder):
-        with pytest.raises(KeyNotFoundError, match=r"'length' is of samples that are not here any more; make it again"):
+        with pytest.raises(KeyNotFoundError, match=r"'length' belongs to other samples; create it again"):
             keys(path, "length > 1")
-    with pytest.raises(KeyNotFoundError, match="there is no column of numbers 'lengths'"):
+    with pytest.raises(KeyNotFoundError, match="no numeric column 'lengths'"):
         keys(folder, "lengths > 1")
     assert open_columns(folder)["n"].tolist() == [*range(ROWS)]
     assert (open_columns(folder).stale, [*open_columns(folder)]) == (("length",), ["bytes", "n"])
@@ -677,18 +698,16 @@ def test_where_nothing_can_be_written_beside_columns_are_kept_for_this_machine(
         for name, parts in (("data", ["txt"]), ("x.jsonl", None)):
             path = f"{server.url}/{name}"
             report = measure_dataset(path, {"length": "of_kinds:length"}, parts=parts, num_workers=0)
-            assert (
-                "for this machine alone: on every other host of a run they are to be measured, too" in report.notes[0]
-            )
+            assert "on this machine only: measure them on every other host of a run, too" in report.notes[0]
             assert f"{tmp_path}/cache" in report.notes[0]
             columns = open_columns(path)
             assert columns["length"].tolist() == (([*range(ROWS)]) if name == "data" else [10] * ROWS)
         assert keys(f"{server.url}/data", "length >= 27") == [27, 28, 29]
         # Lines of the same lengths have the same content id, and are others all the same.
-        with pytest.raises(KeyNotFoundError, match="there is no column 'length'"):
+        with pytest.raises(KeyNotFoundError, match="no column 'length'"):
             open_columns(f"{server.url}/y.jsonl")["length"]
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of another host"))
-        with pytest.raises(KeyNotFoundError, match=r"`energon-grain measure .*so each machine keeps .* on every host"):
+        with pytest.raises(KeyNotFoundError, match=r"`energon-grain measure .*so each machine stores .* on every host"):
             keys(f"{server.url}/data", "length >= 27")
     assert {path.name for path in (tmp_path / "web").iterdir()} == {"data", "x.jsonl", "y.jsonl"}
 
@@ -716,5 +735,5 @@ def test_columns_stay_when_tars_are_indexed_again(tmp_path: Path) -> None:
         os.utime(tar, (1, 1))
     assert keys(path, "length >= 25") == [25, 26, 27, 28, 29]
     write_tars(Path(path), [{"__key__": "new", "txt": "x"}], name="zzz_{}.tar")
-    with pytest.raises(KeyNotFoundError, match=r"is of samples that are not here any more; make it again"):
+    with pytest.raises(KeyNotFoundError, match=r"belongs to other samples; create it again"):
         keys(path, "length >= 25")

@@ -144,11 +144,11 @@ def test_what_is_known_of_other_samples_is_not_given_out(root: Path) -> None:
     assert rows(root / ".nv-meta/index.sqlite", "SELECT name FROM sqlite_master WHERE name LIKE 'media%'") == []
     columns = open_columns(root)
     assert "width" not in columns
-    with pytest.raises(KeyNotFoundError, match="of samples that are not here any more; make it again"):
+    with pytest.raises(KeyNotFoundError, match="belongs to other samples; create it again"):
         columns["width"]
-    with pytest.raises(KeyNotFoundError, match=r"no column 'frames'; there are bytes, .*prepare-media"):
+    with pytest.raises(KeyNotFoundError, match=r"no column 'frames'; the columns are bytes, .*prepare-media"):
         columns["frames"]
-    assert "Columns of samples that are not here any more: width" in run("info", root).stdout
+    assert "Outdated columns, whose samples have changed: width" in run("info", root).stdout
     prepare_media(root, BY_EXTENSION)
     assert open_columns(root)["width.jpg"].tolist() == [width for _, width in SIZES[::-1]]
 
@@ -194,8 +194,8 @@ def test_media_of_appended_shards_that_are_not_like_the_others(tmp_path: Path) -
     report = prepare_dataset(root, append=True, num_workers=0)
     assert len(metadata_of(root)) == 2
     (note,) = report.notes
-    assert note.startswith("of the new samples width, height is not known")
-    assert f"`energon-grain prepare-media {root} --media-metadata-by-extension` has run again" in note
+    assert note.startswith("the columns width, height lack values for the new samples")
+    assert f"`energon-grain prepare-media {root} --media-metadata-by-extension` before you use them" in note
     prepare_media(root, BY_EXTENSION)
     assert open_columns(root)["width"].tolist() == [7, 22]
 
@@ -207,14 +207,14 @@ def test_damaged_headers_are_counted_and_named(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "metadata of 12 files" in done.stdout
-    assert "1 file with a damaged header, of which nothing is known" in done.stdout
+    assert "no metadata of 1 file with a damaged header" in done.stdout
     assert "shard_001.tar: d/005.jpg has no readable header of an image" in done.stdout
     assert "d/005.jpg" not in metadata_of(tmp_path)
     width = open_columns(tmp_path)["width"]
     assert np.flatnonzero(np.isnan(width)).tolist() == [5]
     linted = run("lint", tmp_path)
-    assert "Nothing is known of 1 files that should be media: d/005.jpg" in linted.stdout
-    with pytest.raises(KeyNotFoundError, match=r"nothing is known of 'd/005.jpg'"):
+    assert "1 file expected to be media, but without metadata: d/005.jpg" in linted.stdout
+    with pytest.raises(KeyNotFoundError, match=r"'d/005.jpg' has no media metadata"):
         WebdatasetFileStore(tmp_path).get_media_metadata("d/005.jpg")
 
 
@@ -253,7 +253,7 @@ def test_a_program_may_end_while_threads_ask(
 def test_file_stores_know_media(root: Path) -> None:
     prepare_dataset(root, split_ratio=(1,))
     store = WebdatasetFileStore(root)
-    with pytest.raises(RuntimeError, match=r"has no metadata of media; run .*prepare-media") as caught:
+    with pytest.raises(RuntimeError, match=r"has no media metadata; run .*prepare-media") as caught:
         store.get_media_metadata("d/001.jpg")
     assert isinstance(caught.value, FatalSampleError)
     prepare_media(root, BY_EXTENSION)
@@ -262,9 +262,9 @@ def test_file_stores_know_media(root: Path) -> None:
     assert store.get_media_metadata("d/001.jpg") == expected
     assert PrimaryFileStore(store, "d/001").get_media_metadata(".jpg") == expected
     assert isinstance(store.get_media_metadata("d/001.wav"), AVMetadata)
-    with pytest.raises(KeyNotFoundError, match=r"nothing is known of 'd/001\.txt'"):
+    with pytest.raises(KeyNotFoundError, match=r"'d/001\.txt' has no media metadata"):
         store.get_media_metadata("d/001.txt")
-    with pytest.raises(KeyNotFoundError, match=r"there is no file 'd/009\.jpg'"):
+    with pytest.raises(KeyNotFoundError, match=r"no file 'd/009\.jpg'"):
         store.get_media_metadata("d/009.jpg")
     with ThreadPoolExecutor(4) as pool:
         assert set(map(repr, pool.map(store.get_media_metadata, ["d/001.jpg"] * 50))) == {repr(expected)}
@@ -317,7 +317,7 @@ def test_plain_folders_are_looked_at(tmp_path: Path) -> None:
     assert not (tmp_path / ".nv-meta/.prepare").exists()
     store = SystemFileStore(tmp_path)
     assert store.get_media_metadata("a/003.jpg") == ImageMetadata(width=26, height=13, format="JPEG", mode="RGB")
-    with pytest.raises(KeyNotFoundError, match=r"there is no file 'a/9\.jpg'"):
+    with pytest.raises(KeyNotFoundError, match=r"no file 'a/9\.jpg'"):
         store.get_media_metadata("a/9.jpg")
     # What is gone by now is forgotten by who looks at its kind, and nothing else.
     (tmp_path / "a/003.jpg").unlink()
@@ -328,7 +328,7 @@ def test_plain_folders_are_looked_at(tmp_path: Path) -> None:
     found = metadata_of(tmp_path)
     assert "a/003.jpg" not in found
     assert "b.wav" in found
-    with pytest.raises(DatasetNotFoundError, match="no file in it or in its subfolders is to be looked at"):
+    with pytest.raises(DatasetNotFoundError, match="no file in the folder or its subfolders passes the media filter"):
         prepare_media(tmp_path, MediaFilterConfig.parse("*.mkv", False, False))
 
 
@@ -400,10 +400,10 @@ def test_folders_in_buckets(bucket: Bucket, tmp_path: Path) -> None:
     assert report.media.found == 9
     store = ObjectFileStore(url)
     assert store.get_media_metadata("large.png").width == 100
-    with pytest.raises(KeyNotFoundError, match="nothing is known of"):
+    with pytest.raises(KeyNotFoundError, match="has no media metadata"):
         store.get_media_metadata("x.jpg")
     bucket.delete("pictures/.nv-meta/index.sqlite")
-    with pytest.raises(FatalSampleError, match="no metadata of media"):
+    with pytest.raises(FatalSampleError, match="no media metadata"):
         ObjectFileStore(url).get_media_metadata("large.png")
 
 

@@ -163,8 +163,8 @@ def test_patterns_and_notes(root: Path) -> None:
     )
     assert read_split_config(root).split_parts == {"train": SHARDS[:8], "val": SHARDS[7:9]}
     assert report.notes == (
-        "shards in more than one split part: 1, such as parts/s-7.tar.",
-        "shards in no split part: 1, such as parts/s-9.tar.",
+        "1 shard in more than one split part, such as parts/s-7.tar.",
+        "1 shard in no split part, such as parts/s-9.tar.",
     )
 
 
@@ -179,18 +179,18 @@ def test_shards_in_the_order_given(root: Path) -> None:
     [
         ({"split_ratio": (1, 1, 1), "split_patterns": {"a": "x"}}, ConfigError, "not both"),
         ({"split_patterns": {"a": "glob:nothing"}}, ConfigError, "matches none"),
-        ({"split_ratio": {str(part): 1 for part in range(11)}}, ConfigError, "cannot be dealt"),
-        ({"exclude": "tar"}, ConfigError, "leaves out all"),
+        ({"split_ratio": {str(part): 1 for part in range(11)}}, ConfigError, "cannot be split"),
+        ({"exclude": "tar"}, ConfigError, "removes all"),
         ({"shards": []}, DatasetNotFoundError, "empty"),
-        ({"shards": ["a.tar"]}, DatasetNotFoundError, "no such file"),
-        ({"shards": [SHARDS[0]] * 2, "split_ratio": [1]}, ConfigError, "twice"),
+        ({"shards": ["a.tar"]}, DatasetNotFoundError, "the file does not exist"),
+        ({"shards": [SHARDS[0]] * 2, "split_ratio": [1]}, ConfigError, "has a duplicate"),
         ({"tar_index_only": True}, DatasetNotFoundError, "not a prepared dataset"),
         ({"sample_type": "CaptionSample"}, ConfigError, "Did you mean CaptioningSample"),
         ({"sample_type": "CaptioningSample"}, ConfigError, "needs a field map"),
         ({"sample_type": "TextSample", "field_map": {"txt": "txt"}}, FieldMapError, "no field 'txt'"),
         ({"sample_type": "CaptioningSample", "field_map": {"image": "jpg"}}, FieldMapError, "requires caption"),
-        ({"field_map": {"text": "txt"}}, ConfigError, "needs the sample type"),
-        ({"crude": True, "sample_type": "TextSample"}, ConfigError, "neither"),
+        ({"field_map": {"text": "txt"}}, ConfigError, "needs a sample type"),
+        ({"crude": True, "sample_type": "TextSample"}, ConfigError, "remove the sample type"),
         ({"num_workers": -1}, ConfigError, "num_workers"),
     ],
 )
@@ -272,7 +272,7 @@ def test_tar_index_only_refuses_other_counts(root: Path) -> None:
     before = snapshot(root)
     shutil.copy(root / SHARDS[0], root / SHARDS[1])
     write_tars(root, [{"__key__": "new", "txt": "x"}], name=SHARDS[2])
-    with pytest.raises(StaleIndexError, match=r"s-2\.tar: has 1 samples, \.info\.json says 4"):
+    with pytest.raises(StaleIndexError, match=r"s-2\.tar: has 1 samples, but \.info\.json lists 4"):
         prepare_dataset(root, num_workers=0, tar_index_only=True)
     assert snapshot(root) == before
 
@@ -595,8 +595,8 @@ def repeated(folder: Path) -> Path:
 
 REPEATED = (
     "4 members of tars are not read, because a later member of the same sample has the same name, such as 1.txt, "
-    "3 times in b.tar: the last one counts, as for `tar` and Energon. Write the tar again without the others, or "
-    "rename them if they should be samples of their own"
+    "3 times in b.tar: the last one is used, as in `tar` and Energon. Write the tar again without the others, or "
+    "rename them if they should be separate samples"
 )
 
 
@@ -643,7 +643,7 @@ def test_what_was_prepared_stays_what_it_is(records_root: Path) -> None:
 
 def test_an_interrupted_run_is_of_its_encoding(records_root: Path) -> None:
     write_records(records_root / "zzz.array_record", [b"no map"])
-    with pytest.raises(FormatError, match=r"zzz\.array_record: record 0: is no msgpack map"):
+    with pytest.raises(FormatError, match=r"zzz\.array_record: record 0: is not a msgpack map"):
         prepare_dataset(records_root, records="msgpack", num_workers=0)
     report = prepare_dataset(records_root, records="raw", num_workers=0)
     assert (report.shards_reused, report.samples) == (0, 41)
@@ -676,5 +676,5 @@ def test_what_cannot_be_prepared(tmp_path: Path) -> None:
         prepare_dataset(tmp_path / "empty", records="raw", split_ratio=ALL)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.array_record").write_bytes(b"garbage" * 20000)
-    with pytest.raises(ReadError, match=r"x\.array_record: is no ArrayRecord file"):
+    with pytest.raises(ReadError, match=r"x\.array_record: is not an ArrayRecord file"):
         prepare_dataset(tmp_path / "bad", records="raw", split_ratio=ALL)

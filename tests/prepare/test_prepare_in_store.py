@@ -211,7 +211,7 @@ def test_a_shard_that_changes_meanwhile_is_refused(url: str, bucket: Bucket) -> 
         if now.stage == "index":
             bucket.put("sets/one/parts/s-2.tar", bucket.get("sets/one/parts/s-1.tar"))
 
-    with pytest.raises(StaleIndexError, match=r"s3://\S+/s-2\.tar: changed since it was scanned"):
+    with pytest.raises(StaleIndexError, match=r"s3://\S+/s-2\.tar: changed since its scan"):
         prepare_dataset(url, progress=change)
     assert not any(".nv-meta" in name for name in objects(url))
 
@@ -233,7 +233,7 @@ def test_stores_with_habits_of_their_own(url: str, root: Path, bucket: Bucket, h
         if now.stage == "index":
             bucket.put("sets/one/parts/s-2.tar", bucket.get("sets/one/parts/s-1.tar"))
 
-    with pytest.raises(StaleIndexError, match=r"s-2\.tar: changed since it was scanned"):
+    with pytest.raises(StaleIndexError, match=r"s-2\.tar: changed since its scan"):
         prepare_dataset(url, progress=change, force_overwrite=True)
 
 
@@ -280,7 +280,7 @@ def test_what_cannot_be_prepared(bucket: Bucket, url: str) -> None:
         prepare_dataset(url, tar_index_only=True)
     with preparation_lock(open_folder(url).local / ".nv-meta"), pytest.raises(ConfigError, match=rf"{url}: another"):
         prepare_dataset(url)
-    with pytest.raises(ConfigError, match="web server can only be read"):
+    with pytest.raises(ConfigError, match="web servers are read-only"):
         prepare_dataset("https://example.org/data")
     with pytest.raises(DatasetNotFoundError, match=r"no \*\.array_record files"):
         prepare_dataset(url, records="raw")

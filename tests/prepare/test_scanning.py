@@ -113,7 +113,7 @@ def test_few_are_handed_over_at_a_time(root: Path) -> None:
         prepare(root, executor, num_workers=3, progress=count)
         assert done == COUNT
         assert max(outstanding) <= 3
-        with pytest.raises(ConfigError, match="Give 1 or more"):
+        with pytest.raises(ConfigError, match="Pass 1 or more"):
             prepare(root, executor, num_workers=0, force_overwrite=True)
     with pytest.raises(ConfigError, match="num_workers is -1"):
         prepare(root, num_workers=-1, force_overwrite=True)
@@ -147,7 +147,8 @@ def test_other_errors_are_tried_once_more(root: Path) -> None:
             raise MemoryError("node 7 is full\nand more")
 
     executor = Here(fail)
-    with pytest.raises(WorkerError, match=r"shard_003.*failed 2 times, last with MemoryError: node 7 is full\. What"):
+    said = r"shard_003.*failed 2 times, last with MemoryError: node 7 is full\. Finished work is kept"
+    with pytest.raises(WorkerError, match=said):
         prepare(root, executor)
     assert len(executor.calls) == COUNT + 2
     assert prepare(root, executor).shards_reused == COUNT - 1
@@ -160,7 +161,7 @@ def test_an_executor_that_always_fails_is_given_up(root: Path) -> None:
             raise ModuleNotFoundError("No module named 'energon_grain'")
 
     executor = Here(fail)
-    with pytest.raises(WorkerError, match=r"on 5 tasks.*No module named.*finished is kept"):
+    with pytest.raises(WorkerError, match=r"on 5 tasks.*No module named.*Finished work is kept"):
         prepare(root, executor, num_workers=1)
     assert len(executor.calls) == 1 + 2 * 5
     assert reused(root) == 1
@@ -174,7 +175,7 @@ def test_what_is_no_scan_is_refused(root: Path, cut: int) -> None:
             future.set_result(scan_shard(str(root), ShardTask(name=NAMES[0]))[cut:])  # type: ignore[index]
             return future
 
-    with pytest.raises(WorkerError, match=rf"{NAMES[1 - cut]}: what the worker sent is no scan of this shard"):
+    with pytest.raises(WorkerError, match=rf"{NAMES[1 - cut]}: the worker did not return a scan of this shard"):
         prepare(root, Mixed())
     assert reused(root) == 1 - cut
 
@@ -239,7 +240,7 @@ def test_a_pool_that_breaks_keeps_what_is_finished(root: Path) -> None:
 
     with (
         Busy(1, mp_context=multiprocessing.get_context("spawn")) as executor,
-        pytest.raises(WorkerError, match=r"broken.*BrokenProcessPool.*starts with that"),
+        pytest.raises(WorkerError, match=r"broken.*BrokenProcessPool.*Finished work is kept"),
     ):
         prepare(root, executor, progress=kill)
     assert reused(root) == COUNT - 1
@@ -431,5 +432,5 @@ def test_a_shard_whose_worker_dies_is_tried_again_and_then_named(tmp_path: Path)
     assert done.stderr == ""
     failed, reused = done.stdout.splitlines()
     assert failed.startswith(f"WorkerError {deadly}: its scan failed 2 times, last with WorkerError: the worker proc")
-    assert failed.endswith("run the same command again, and it starts with that.")
+    assert failed.endswith("run the same command again to continue from there.")
     assert reused == "3"

@@ -185,7 +185,7 @@ def test_appending_indexes_new_shards_alone(tmp_path: Path) -> None:
     assert report.split_parts["val"] == ("shard-000003.tar", "a-more.tar")
     assert batches(root, state, split_config="split-first-4-shards.yaml")[0] == kept
     assert batches(root, rest, split_config="split-first-6-shards.yaml")[0]
-    with pytest.raises(DatasetNotFoundError, match="none is new"):
+    with pytest.raises(DatasetNotFoundError, match="no new shards"):
         prepare_dataset(root, append=True)
     # All indices anew, of the same samples: nothing changes for states.
     prepare_dataset(root, tar_index_only=True, num_workers=0)
@@ -260,7 +260,7 @@ def test_what_cannot_be_appended(tmp_path: Path) -> None:
     write_dataset(range(3), sample, root, num_workers=0)
     with pytest.raises(ConfigError, match="its shards are tars"):
         DatasetWriter(root, append=True, container="array-record")
-    with pytest.raises(ConfigError, match="leave out crude"):
+    with pytest.raises(ConfigError, match="remove crude"):
         DatasetWriter(root, append=True, crude=True)
     with pytest.raises(RefusedError, match=r"is not empty.*append=True adds shards to it"):
         DatasetWriter(root)
@@ -268,7 +268,7 @@ def test_what_cannot_be_appended(tmp_path: Path) -> None:
         prepare_dataset(root, append=True, force_overwrite=True)
     with pytest.raises(DuplicateKeyError) as caught, DatasetWriter(root, append=True) as write:
         write(sample(2))
-    assert "a writer with resume=False removes them" in caught.value.__notes__[0]
+    assert "use resume=False to remove them" in caught.value.__notes__[0]
     assert keys(root) == ["a/00000", "a/00001", "a/00002"], "as it was"
     with DatasetWriter(root, append=True, resume=False) as write:
         write(sample(3))
@@ -278,8 +278,8 @@ def test_what_cannot_be_appended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ({"txt": ""}, "no text at '__key__'"),
-        ({"__key__": 5, "txt": ""}, "no text at '__key__'"),
+        ({"txt": ""}, "no '__key__' that is a string"),
+        ({"__key__": 5, "txt": ""}, "no '__key__' that is a string"),
         ({"__key__": "", "txt": ""}, "is empty"),
         ({"__key__": "../../etc/passwd", "txt": ""}, "has a folder"),
         ({"__key__": "a/./b", "txt": ""}, "has a folder"),
@@ -290,26 +290,29 @@ def test_what_cannot_be_appended(tmp_path: Path) -> None:
         ({"__key__": "a\nb", "txt": ""}, "control character"),
         ({"__key__": "a\\b", "txt": ""}, "backslash"),
         ({"__key__": "a\udcff", "txt": ""}, "surrogate"),
-        ({"__key__": "v1.5", "txt": ""}, "has a dot behind its last slash"),
+        ({"__key__": "v1.5", "txt": ""}, "has a dot after its last slash"),
         ({"__key__": "__meta__/a", "txt": ""}, "reserved folder"),
-        ({"__key__": "k" * 5000, "txt": ""}, "5004 bytes, of 1000 at most"),
-        ({"__key__": "ключ" * 124, "txt" * 3: ""}, "1002 bytes, of 1000"),
+        ({"__key__": "k" * 5000, "txt": ""}, "5004 bytes, at most 1000"),
+        ({"__key__": "ключ" * 124, "txt" * 3: ""}, "1002 bytes, at most 1000"),
         ({"__key__": "a"}, "has no part"),
         ({"__key__": "a", "txt": None}, "has no part"),
         ({"__key__": "a", "x/y": b""}, "without slashes"),
-        ({"__key__": "a", "": b""}, "must have a name"),
+        ({"__key__": "a", "": b""}, "needs a name"),
         ({"__key__": "a", "x\0": b""}, "control characters"),
         ({"__key__": "a", "__url__": b""}, "does not begin with '__'"),
-        ({"__key__": "a", 3: b""}, "must have a name"),
-        ({"__key__": "a", "cls": 1.5}, "part 'cls': cannot hold a value of type float; it takes an integer"),
-        ({"__key__": "a", "jpg": "text"}, "it takes an image of Pillow"),
-        ({"__key__": "a", "jpg": np.zeros((4, 4, 3))}, "an image is uint8"),
+        ({"__key__": "a", 3: b""}, "needs a name"),
+        (
+            {"__key__": "a", "cls": 1.5},
+            "part 'cls': cannot encode a value of type float; this extension accepts an integer",
+        ),
+        ({"__key__": "a", "jpg": "text"}, "this extension accepts a Pillow image"),
+        ({"__key__": "a", "jpg": np.zeros((4, 4, 3))}, "expected a uint8 image"),
         ({"__key__": "a", "json": {1, 2}}, "JSON has no set"),
         ({"__key__": "a", "json": float("nan")}, "not JSON compliant|JSON"),
-        ({"__key__": "a", "npy": np.array([object()])}, "cannot hold this ndarray"),
-        ({"__key__": "a", "pkl": {}}, "it takes the bytes of a file"),
+        ({"__key__": "a", "npy": np.array([object()])}, "cannot encode this ndarray"),
+        ({"__key__": "a", "pkl": {}}, "this extension accepts the bytes of a file"),
         ({"__key__": "a", "meta": {"a": 1}}, "call the part meta.json"),
-        ({"__key__": "ok", "txt": "again"}, "has a sample with this key already"),
+        ({"__key__": "ok", "txt": "again"}, "already has a sample with this key"),
     ],
 )
 def test_samples_that_break_the_rules_are_refused_one_by_one(tmp_path: Path, bad: Any, said: str) -> None:
@@ -353,7 +356,7 @@ def test_parts_written_by_several(tmp_path: Path) -> None:
         assert write.report is None
 
     run(1)
-    with pytest.raises(RefusedError, match="parts 0, 2 of it were never begun"):
+    with pytest.raises(RefusedError, match="its parts 0, 2 were never started"):
         prepare_dataset(root, split_ratio=[1], crude=True)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(run, [2, 0]))
@@ -361,7 +364,7 @@ def test_parts_written_by_several(tmp_path: Path) -> None:
     assert report.shards_reused == len(report.shard_counts) == 9
     assert keys(root) == [f"a/{i:05d}" for part in range(3) for i in range(part, 30, 3)]
     assert not (root / ".nv-meta/.writing").exists()
-    with pytest.raises(ConfigError, match="takes what the dataset says"):
+    with pytest.raises(ConfigError, match="pass these to prepare_dataset"):
         DatasetWriter(root, part=0, parts=2, crude=True)
 
 
@@ -391,7 +394,7 @@ def test_going_on_and_beginning_anew(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(27)
     assert sorted(path.name for path in root.glob("*")) == [".nv-meta", "shard-000000.tar", "shard-000001.tar"]
-    with pytest.raises(RefusedError, match="resume=True goes on"):
+    with pytest.raises(RefusedError, match="resume=True continues"):
         run()
     with pytest.raises(KeyboardInterrupt):
         run(15, resume=False)
@@ -420,9 +423,9 @@ def test_the_end_can_be_mended(tmp_path: Path) -> None:
 def test_arguments(tmp_path: Path) -> None:
     for options, said in (
         ({"shard_bytes": 0}, "must be at least 1"),
-        ({"part": 2, "parts": 2}, "numbered from 0"),
+        ({"part": 2, "parts": 2}, "part must be from 0 to parts - 1"),
         ({"name": "../x"}, "relative path"),
-        ({"compression": "zstd"}, "is for records"),
+        ({"compression": "zstd"}, "only records can be compressed"),
         ({"container": "zip"}, "'tar' or 'array-record'"),
         ({"sample_type": "CaptioningSample"}, "needs a field map"),
     ):
@@ -463,13 +466,13 @@ def test_items_that_fail(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError, match="of no use") as caught:
         write_dataset(range(40), fails, tmp_path / "new", shard_items=10, num_workers=0)
-    assert caught.value.__notes__ == ["of item 25"]
+    assert caught.value.__notes__ == ["raised for item 25"]
     (tmp_path / "mended").touch()
     with pytest.raises(RefusedError, match="shard_items differ"):
         write_dataset(range(40), fails, tmp_path / "new", shard_items=20, num_workers=0)
     report = write_dataset(range(40), fails, tmp_path / "new", shard_items=10, num_workers=2)
     assert (report.samples, report.shards_reused) == (40, 2)
-    with pytest.raises(FormatError, match=r"items 0 to 2: sample 'a': shard-000000\.tar has"):
+    with pytest.raises(FormatError, match=r"items 0 to 2: sample 'a': shard-000000\.tar already has"):
         write_dataset(range(3), lambda _: {"__key__": "a", "txt": ""}, tmp_path / "x", num_workers=0)
     with pytest.raises(EmptyDatasetError):
         write_dataset(range(3), lambda _: None, tmp_path / "y", num_workers=0)
@@ -565,5 +568,5 @@ def test_lines_become_a_dataset(tmp_path: Path, ending: str) -> None:
             convert_dataset(path, tmp_path / "damaged")
     path = tmp_path / "odd.jsonl"
     path.write_text('{"a": 1}\n[1]\n')
-    with pytest.raises(DecodingError, match="line 2 holds no JSON object"):
+    with pytest.raises(DecodingError, match="line 2 contains no JSON object"):
         convert_dataset(path, tmp_path / "odd")

@@ -129,7 +129,7 @@ def test_a_segment_begins_new_shares_and_a_child_of_weight_0_pauses() -> None:
 
 def test_a_child_that_costs_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_blend, "_NOTHING", 5000)
-    with pytest.raises(ConfigError, match=r"cost nothing, one after the other.*`where`"):
+    with pytest.raises(ConfigError, match=r"consecutive samples of one dataset cost nothing.*`where`"):
         blend([1, 1], [constant(10, 0), np.zeros(10, np.int64)])
 
 

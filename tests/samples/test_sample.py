@@ -290,7 +290,7 @@ def test_fields_are_mapped_for_frameworks_that_ask() -> None:
     assert batch["image"] is batch.image
     assert "inner" in batch
     assert "other" not in batch
-    with pytest.raises(KeyError, match="Examples has no field 'other', it has image, inner, valid"):
+    with pytest.raises(KeyError, match="Examples has no field 'other'; it has image, inner, valid"):
         batch["other"]
     with pytest.raises(TypeError, match="not iterable"):
         iter(batch)  # type: ignore[call-overload]

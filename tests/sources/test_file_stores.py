@@ -45,7 +45,7 @@ def tars(root: Path) -> Made:
     prepare_dataset(root, split_ratio={"train": 1}, crude=True, num_workers=0, sqlite=False)
     found = {f"a/{i}.txt": (b"%d" % i, f"shard_00{i // 2}.tar") for i in range(4)}
     found["a/1.left.jpg"] = b"x1", "shard_000.tar"
-    return WebdatasetFileStore(root), found, ("a/1.jpg", "a/9.txt", "a/1", "", ".txt"), "there is no file"
+    return WebdatasetFileStore(root), found, ("a/1.jpg", "a/9.txt", "a/1", "", ".txt"), "no file"
 
 
 def records(root: Path) -> Made:
@@ -61,7 +61,7 @@ def records(root: Path) -> Made:
     found = {"a/b.left.jpg": (b"2", shards[0]), "a/b.jpg": (b"1", shards[0]), "z.txt": (b"5", shards[1])}
     found["v1.5.jpg"] = b"4", shards[1]  # the shorter key first
     missing = ("z.jpg", "z", "none.txt", "a/b.", ".jpg", "", "v1.jpg")
-    return ArrayRecordFileStore(root), found, missing, r"there is no part .*; .*There are parts jpg, left\.jpg"
+    return ArrayRecordFileStore(root), found, missing, r"no part .*; .*one of jpg, left\.jpg"
 
 
 def lines(root: Path) -> Made:
@@ -137,14 +137,14 @@ def test_files_by_their_paths(folder: Path) -> None:
         ("out.txt", "leads out of this folder"),
         ("out/secret.txt", "leads out of this folder"),
         ("/etc/hostname", "leads out of this folder"),
-        ("b.txt", "there is no file 'b.txt'"),
-        ("a.txt/b", "there is no file"),
-        ("circle", "there is no file"),
-        ("x" * 5000, "there is no file"),
+        ("b.txt", "no file 'b.txt'"),
+        ("a.txt/b", "no file"),
+        ("circle", "no file"),
+        ("x" * 5000, "no file"),
         ("sub", "is not a file"),
         (".", "is not a file"),
-        ("", "is no file name"),
-        ("a\0.txt", "is no file name"),
+        ("", "is not a file name"),
+        ("a\0.txt", "is not a file name"),
     ],
 )
 def test_other_keys_are_key_errors(folder: Path, key: str, says: str) -> None:
@@ -242,16 +242,16 @@ def test_several_come_side_by_side_and_each_once(bucket: Bucket, url: str) -> No
         ("../files2/near.txt", "leads out of this folder"),
         ("/files/a.txt", "leads out of this folder"),
         ("..", "leads out of this folder"),
-        ("b.txt", "there is no object 'b.txt'"),
-        ("a.txt/b", "there is no object"),
-        ("sub", "there is no object"),
-        ("%2e%2e/secret.txt", "there is no object"),
-        ("sub/", "is no name of an object"),
-        (".", "is no name of an object"),
-        ("", "is no name of an object"),
-        ("a\0.txt", "is no name of an object"),
-        ("\ud800", "is no name of an object"),
-        ("x" * 5000, "is no name of an object"),
+        ("b.txt", "no object 'b.txt'"),
+        ("a.txt/b", "no object"),
+        ("sub", "no object"),
+        ("%2e%2e/secret.txt", "no object"),
+        ("sub/", "is not a valid object name"),
+        (".", "is not a valid object name"),
+        ("", "is not a valid object name"),
+        ("a\0.txt", "is not a valid object name"),
+        ("\ud800", "is not a valid object name"),
+        ("x" * 5000, "is not a valid object name"),
     ],
 )
 def test_other_keys_are_key_errors_in_stores(bucket: Bucket, url: str, key: str, says: str) -> None:
@@ -369,13 +369,13 @@ def test_several_files_at_once(dataset: Path, data: st.DataObject) -> None:
     [
         ("plain0.jpg", "the sample 'plain0' has plain0.txt, plain0.seg.png"),
         ("plain0", "is the full name of a file"),
-        ("dotted0.txt", "nor any other of a sample 'dotted0'"),  # names are not normalised
-        ("../plain0.txt", "nor any other"),
+        ("dotted0.txt", "and no sample 'dotted0'"),  # names are not normalised
+        ("../plain0.txt", "and no sample"),
         ("/etc/passwd", "full name"),
-        ("plain9.txt", "nor any other"),
+        ("plain9.txt", "and no sample"),
         ("", "full name"),
         (".txt", "full name"),
-        ("sub/.txt", "nor any other"),
+        ("sub/.txt", "and no sample"),
         ("__meta__/x.txt", "full name"),
     ],
 )
@@ -385,7 +385,7 @@ def test_a_missing_key_is_a_key_error(dataset: Path, key: str, says: str) -> Non
     with pytest.raises(KeyError) as caught:
         store.read(["plain1.txt", key])
     assert type(caught.value) is KeyNotFoundError
-    assert str(caught.value).startswith(f"{dataset}: there is no file {key!r}")
+    assert str(caught.value).startswith(f"{dataset}: no file {key!r}")
     assert says in str(caught.value)
     assert 5 not in store
 
@@ -452,7 +452,7 @@ def test_changed_shards_are_refused(tmp_path: Path) -> None:
     with open(root / "shard_001.tar", "ab") as file:
         file.write(bytes(512))
     assert store.get("0.txt") == b"x"
-    with pytest.raises(StaleIndexError, match=r"shard_001\.tar was indexed with \d+ bytes .* but it has \d+ bytes"):
+    with pytest.raises(StaleIndexError, match=r"shard_001\.tar: was indexed with \d+ bytes .* but has \d+ bytes"):
         store.get("3.txt")
 
 

@@ -60,7 +60,7 @@ def test_data_that_keep_no_columns_are_not_measured(lines: Path, monkeypatch: py
     monkeypatch.setattr(
         kinds, "_other_kinds", lambda: (Kind(name="bare", described="", open=opened, endings=(".lines",)),)
     )
-    with pytest.raises(ConfigError, match=r"x\.lines: data of this kind keep no columns beside them"):
+    with pytest.raises(ConfigError, match=r"x\.lines: this kind of data cannot store columns"):
         measure_dataset(lines, attach={"n": np.arange(8)}, num_workers=0)
 
 
@@ -77,7 +77,7 @@ def test_packages_are_not_searched_where_an_own_kind_decides(lines: Path, monkey
 
 def test_without_the_package_there_is_nothing(lines: Path) -> None:
     assert kind_at(str(lines)) is NOTHING
-    with pytest.raises(LookupError, match="no installed package has a kind of data 'lines'"):
+    with pytest.raises(LookupError, match="no installed package provides a kind of data named 'lines'"):
         kinds.kind_named("lines")
 
 
@@ -91,5 +91,5 @@ def test_a_url_that_says_its_kind_is_not_asked_for() -> None:
 def test_files_of_two_kinds_are_refused(tmp_path: Path) -> None:
     for name in ("a.parquet", "b.arrow"):
         (tmp_path / name).touch()
-    with pytest.raises(ConfigError, match=r"holds Parquet files and Arrow files; write which are meant, as .*\.arrow"):
+    with pytest.raises(ConfigError, match=r"contains Parquet files and Arrow files; name the files to read: .*\.arrow"):
         kind_at(str(tmp_path))

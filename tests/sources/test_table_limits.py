@@ -260,7 +260,7 @@ def _no_text() -> pa.Array:
 
 def test_keys_that_are_no_text(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "x.parquet", {"__key__": _no_text(), "n": [1, 2, 3]}, row_group_size=1)
-    message = r"x\.parquet: row 1: its key in column '__key__' is no UTF-8: b'\\xff\\xfe'"
+    message = r"x\.parquet: row 1: its key in column '__key__' is not UTF-8: b'\\xff\\xfe'"
     rows = TableRows(ParquetFiles(path))
     for read in (
         lambda: rows_of(path),
@@ -277,7 +277,7 @@ def test_keys_that_are_no_text(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"x\.arrow: record batch 0: column '__key__': .*string index 1"):
         rows_of(path)
     path = write_arrow(tmp_path / "y.arrow", {"__key__": pa.array([b"ab", b"\xff\xfe"]), "n": [1, 2]})
-    with pytest.raises(FormatError, match=r"y\.arrow: row 1: its key in column '__key__' is no UTF-8"):
+    with pytest.raises(FormatError, match=r"y\.arrow: row 1: its key in column '__key__' is not UTF-8"):
         rows_of(path)
 
 
@@ -286,7 +286,7 @@ def test_keys_of_attached_columns_that_are_no_text(tmp_path: Path) -> None:
     scores = write_parquet(tmp_path / "scores.parquet", {"__key__": _no_text(), "score": [1.0, 2.0, 3.0]})
     error = run("measure", data, f"--attach=score={scores}:score").exception
     assert isinstance(error, FormatError)
-    assert "scores.parquet: row 1: its key in column '__key__' is no UTF-8" in str(error)
+    assert "scores.parquet: row 1: its key in column '__key__' is not UTF-8" in str(error)
 
 
 def test_texts_that_are_no_text(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_texts_that_are_no_text(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "x.parquet", {"text": _no_text(), "inner": inner})
     source = selected(TableRows(ParquetFiles(path), parts={"text"}))
     assert source.read(np.arange(3)).columns["text"] == [b"ab", b"\xff\xfe", b"c"]
-    with pytest.raises(FormatError, match=r"x\.parquet: row group 0: column 'inner': row 1 of it is no UTF-8"):
+    with pytest.raises(FormatError, match=r"x\.parquet: row group 0: column 'inner': row 1 is not UTF-8"):
         rows_of(path)
 
 
@@ -328,9 +328,7 @@ def test_dates_beyond_year_9999(tmp_path: Path, write: Any) -> None:
     """Python has none."""
     days = pa.array([10, 3_000_000], pa.int32()).cast(pa.date32())
     path = write(tmp_path / ("x.arrow" if write is write_arrow else "x.parquet"), {"n": [1, 2], "x": days})
-    with pytest.raises(
-        FormatError, match=r"column 'x': row 1 of it has a value of type date32.* not supported"
-    ) as error:
+    with pytest.raises(FormatError, match=r"column 'x': row 1 has an unsupported value of type date32") as error:
         rows_of(path)
     assert path.name in str(error.value)
     assert "damaged" not in str(error.value)
@@ -340,7 +338,7 @@ def test_dates_beyond_year_9999(tmp_path: Path, write: Any) -> None:
 @pytest.mark.parametrize(
     ("raised", "kind", "message"),
     [
-        (pa.ArrowNotImplementedError("Nested data conversions"), FormatError, "pyarrow does not support this; leave"),
+        (pa.ArrowNotImplementedError("Nested data conversions"), FormatError, "pyarrow does not support this; exclude"),
         (pa.ArrowMemoryError("malloc of size 10 failed"), ReadError, "not enough memory to decode it"),
         (OSError(12, "Cannot allocate memory"), ReadError, "not enough memory to decode it"),
         (pa.ArrowInvalid("Cannot allocate memory"), ReadError, "not enough memory to decode it"),

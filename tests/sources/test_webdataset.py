@@ -160,12 +160,12 @@ def test_a_group_reads_what_its_sources_read(dataset: Path, parts: Any) -> None:
             assert [(raw.shard, raw.key, dict(raw.parts))] == told(sources[number], [index])
             assert raw.index == index
     for index in (-1, 10):
-        with pytest.raises(IndexError, match=f"sample {index} asked for, but there are 10"):
+        with pytest.raises(IndexError, match=f"sample {index} is out of range: there are 10"):
             group.read(np.array([0, 4, 1]), np.array([0, 0, index]))
 
 
 def test_impossible_selections(dataset: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no shard 'none\.tar'; it has 3, such as 'shard_000\.tar'"):
+    with pytest.raises(ConfigError, match=r"has no shard 'none\.tar'; its 3 are like 'shard_000\.tar'"):
         WebDatasetSource(dataset, shards=["none.tar"])
     with pytest.raises(ConfigError, match=r"subset \[3, 24\)"):
         WebDatasetSource(dataset, start=3, stop=24)
@@ -353,7 +353,7 @@ def test_files_that_changed(path: Path) -> None:
     with pytest.raises(StaleIndexError, match="energon-grain prepare"):
         opened.read(np.array([0]))
     path.write_bytes(content.replace(b"\n", b" ").replace(b"}", b"}\n", 39)[: len(content)])
-    with pytest.raises(StaleIndexError, match="no line ends here"):
+    with pytest.raises(StaleIndexError, match="expected a line end"):
         selected(JsonlRows(path)).read(np.array([0]))
 
 
@@ -365,7 +365,7 @@ def test_damaged_index(path: Path) -> None:
     starts.tofile(index)
     source = selected(JsonlRows(path))
     assert numbers(source, [1]) == [1]
-    with pytest.raises(IndexFileError, match="do not ascend"):
+    with pytest.raises(IndexFileError, match="not ascending"):
         source.read(np.array([4]))
 
 
@@ -497,7 +497,7 @@ def test_files_of_records_that_changed(copy: Path) -> None:
     with pytest.raises(StaleIndexError, match="record 0 has the key 'plain008', not 'ключ007'"):
         read()
     path.unlink()
-    with pytest.raises(ReadError, match=r"shard_001\.array_record: No such file.*put it back"):
+    with pytest.raises(ReadError, match=r"shard_001\.array_record: No such file.*restore it"):
         read()
     path.write_bytes(good)
     assert read() == expected

@@ -120,7 +120,9 @@ def test_accounts_of_azure(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert open_store(address_of(url, StorageSettings()), url, 1).config["account_name"] == "emulated"
     monkeypatch.delenv("AZURE_STORAGE_ENDPOINT")
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
-    with pytest.raises(ConfigError, match=rf"^{url}: names no storage account; set AZURE_STORAGE_ACCOUNT_NAME, or"):
+    with pytest.raises(
+        ConfigError, match=rf"^{url}: the storage account is unknown; set AZURE_STORAGE_ACCOUNT_NAME, or"
+    ):
         EPath(url).read_bytes()
 
 
@@ -129,7 +131,9 @@ def test_accounts_of_azure(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_an_end_point_of_the_environment_must_be_a_url(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "localhost:5678")
-    with pytest.raises(ConfigError, match=rf"^{variable} 'localhost:5678': must be a URL; write http://localhost:5678"):
+    with pytest.raises(
+        ConfigError, match=rf"^{variable} 'localhost:5678': expected a URL; write http://localhost:5678"
+    ):
         found("az://b/k" if "AZURE" in variable else "s3://b/k")
 
 
@@ -179,14 +183,17 @@ def test_settings_of_the_real_location_count_too() -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("s3://", "names no bucket; write s3://bucket/folder"),
-        ("gs:///a", "names no bucket; write gs://bucket/folder"),
-        ("data://w/a", r"data://w/a: object stores are s3://, .*az://.* location \(nothing now\); file:// is a path$"),
-        ("dss://a@1/b", "lies below the folder that NVDATASET_CACHE_DIR names, which is not set"),
-        ("dss://a/b", "dss://a/b: write dss://name@version/path"),
+        ("s3://", "has no bucket; write s3://bucket/folder"),
+        ("gs:///a", "has no bucket; write gs://bucket/folder"),
+        (
+            "data://w/a",
+            r"data://w/a: unknown scheme; object stores are s3://, .*az://.* \(none now\); file:// is a local path$",
+        ),
+        ("dss://a@1/b", "set NVDATASET_CACHE_DIR to the folder that holds dss:// datasets; it is not set"),
+        ("dss://a/b", "dss://a/b: has no version; write dss://name@version/path"),
         ("msc://t/a", r"has a profile 't'; add it there, or to .* `stores: \{'msc://t': \{location: 's3://bucket"),
-        ("https://h/a?token=x", r"^https://h/a: only plain paths are read from the web"),
-        ("https://h/a#b", r"^https://h/a: only plain paths are read from the web"),
+        ("https://h/a?token=x", r"^https://h/a: web URLs must be plain paths"),
+        ("https://h/a#b", r"^https://h/a: web URLs must be plain paths"),
     ],
 )
 def test_urls_that_name_no_store(url: str, said: str) -> None:
@@ -196,7 +203,7 @@ def test_urls_that_name_no_store(url: str, said: str) -> None:
 
 @pytest.mark.parametrize("name", ["endpoint", "region", "profile"])
 def test_what_google_takes_from_the_environment_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"gs://b: the storage settings give a {name},.*leave it out"):
+    with pytest.raises(ConfigError, match=rf"gs://b: the storage settings set a {name},.*remove it"):
         found("gs://b/a", gs_b=StoreSettings(**{name: "http://x"}))
 
 
@@ -278,7 +285,7 @@ def test_remotes_of_rclone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_profile_of_this_machine_needs_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "multistorageclient.config", None)
     assert str(EPath(f"msc://{name}/data")) == "/data"
-    with pytest.raises(ConfigError, match=r"^reading msc://team needs .*energon-grain\[msc\]' .*, or say what it sta"):
+    with pytest.raises(ConfigError, match=r"^reading msc://team needs .*energon-grain\[msc\]' .*, or set its location"):
         found("msc://team/a")
 
 
@@ -294,15 +301,18 @@ def test_datasets_of_the_service_lie_below_its_cache(home: Path, monkeypatch: py
     assert path.relative_to(folder) == "x/b.txt"
     assert path.parent == EPath("dss://name@1/x") == folder / "x"
     assert Path(path).read_text() == path.read_text() == "name/1/x/b.txt"
-    with pytest.raises(ConfigError, match="write dss://name@version/path, with the version"):
+    with pytest.raises(ConfigError, match="has no version; write dss://name@version/path"):
         EPath("dss://name")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (msc("huggingface", base_path="x"), "'team' is of type 'huggingface'; read are s3, .*; add it to the storage"),
-        ("profiles: [do-not-tell", r"cannot read its configuration \(ValueError\); `msc config validate` says why"),
+        (msc("huggingface", base_path="x"), "'team' has type 'huggingface', not one of s3, .*; add it to the storage"),
+        (
+            "profiles: [do-not-tell",
+            r"cannot read its configuration \(ValueError\); run `msc config validate` for details",
+        ),
         ("profiles: {team: {do-not-tell: 3}}", r"cannot read its configuration \(RuntimeError\)"),
         (msc("s3", base_path="${DO_NOT_TELL}"), r"cannot read its configuration \(ValueError\)"),
         (msc("s3", {"type": "S3Credentials", "options": {}}, base_path="x"), r"configuration \(KeyError\)"),
@@ -397,7 +407,9 @@ def test_sections_that_are_not_there_or_damaged(aws: Path, monkeypatch: pytest.M
     with pytest.raises(ConfigError, match=r"^s3://bucket: the profile 'nosuch' of AWS_PROFILE has no section"):
         section()
     put(aws / "config", "do-not-tell")
-    with pytest.raises(ConfigError, match=r"^s3://bucket: ~/.aws/config: not a file of profiles \(Missing") as failure:
+    with pytest.raises(
+        ConfigError, match=r"^s3://bucket: ~/.aws/config: not a valid AWS profile file \(Missing"
+    ) as failure:
         section()
     assert "tell" not in str(failure.value)
 
@@ -544,13 +556,13 @@ def test_a_relative_path_stays_in_its_bucket() -> None:
     ],
 )
 def test_paths_that_were_meant_as_urls(path: str | Path, meant: str | None) -> None:
-    advice = "" if meant is None else f". Did you mean {meant}? (pathlib takes slashes away: give text)"
+    advice = "" if meant is None else f". Did you mean {meant}? (pathlib removes slashes: pass a str)"
     assert no_such_path(path) == f"{path}: no such file or folder{advice}"
 
 
 @pytest.mark.parametrize("path", ["data/*", "data/lines-{00..07}.jsonl"])
 def test_a_pattern_is_told_what_patterns_are_expanded(path: str) -> None:
-    assert no_such_path(path).endswith("Patterns end in .tar, .parquet or .arrow; else give the folder")
+    assert no_such_path(path).endswith("Patterns must end in .tar, .parquet or .arrow; else pass the folder")
 
 
 def test_files_by_their_ending(tmp_path: Path) -> None:

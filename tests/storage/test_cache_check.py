@@ -94,4 +94,4 @@ def test_what_cannot_be_checked_is_said(server: FaultyServer, tmp_path: Path) ->
     assert "has no folder `pages`" in str(run("cache", "check", tmp_path).exception)
     whole()
     nothing = run("cache", "check", "--against", "s3://bkt/none")
-    assert "there is no such object, and nothing is below" in str(nothing.exception)
+    assert "no such object, and no objects below this URL" in str(nothing.exception)

@@ -163,7 +163,7 @@ def test_files_and_folders_are_copied_between_kinds(folder: EPath, bucket: Bucke
 def test_what_is_not_there_is_neither_copied_nor_moved(folder: EPath, tmp_path: Path) -> None:
     target = EPath(tmp_path / "copy")
     for act in ((folder / "nothing").copy, (folder / "nothing").move):
-        with pytest.raises(FileNotFoundError, match=rf"^{folder}/nothing: there is nothing to copy"):
+        with pytest.raises(FileNotFoundError, match=rf"^{folder}/nothing: nothing to copy"):
             act(target)
     assert not target.exists()
 
@@ -238,7 +238,7 @@ def test_nothing_leads_out_of_a_bucket() -> None:
             EPath(path)
     with pytest.raises(ConfigError, match="leads out of the bucket"):
         EPath("s3://bucket/a") / "../../other"
-    with pytest.raises(ValueError, match="does not lie below"):
+    with pytest.raises(ValueError, match="is not below"):
         EPath("s3://bucket/a").relative_to(EPath("s3://other"))
     with pytest.raises(ValueError, match="'/b'"):
         EPath("s3://bucket/a").relative_to(EPath("s3://bucket/b"))

@@ -51,6 +51,10 @@ from energon_grain import (
 )
 from energon_grain.errors import EnergonGrainError, FingerprintError, KeyNotFoundError
 from energon_grain.prepare import prepare_dataset
+from energon_grain.storage.settings import storage_settings
+from energon_grain.stores import hub as hub_store
+from energon_grain.stores.object_error import ObjectError
+from energon_grain.stores.object_stores import LateResponseError, ObjectStores
 from energon_grain.testing import make_text_dataset
 
 URL = "hf://datasets/team/texts"
@@ -134,7 +138,7 @@ def test_files_are_listed_and_read(hub: HubServer) -> None:
     assert EPath(f"{URL}@{first}/y").size() == 5000
     assert EPath(f"{URL}@refs/pr/1/y").read_bytes() == b"other"
     assert EPath(f"{URL}@a%2Fb/y").read_bytes() == b"new"
-    with pytest.raises(ReadError, match=r"writing .*the Hub is only read .*; write to a folder, .*`hf upload`"):
+    with pytest.raises(ReadError, match=r"writing .*the Hub is read-only .*; write to a folder, .*`hf upload`"):
         (folder / "new").write_bytes(b"")
 
 
@@ -313,7 +317,8 @@ def test_signatures_that_expire(hub: HubServer, texts: Path) -> None:
             batches.append(list(next(stream).__key__))
     assert batches == expected
     hub.instead = lambda of, path: (403, {}, b"no") if of == "cdn" else None
-    with pytest.raises(ReadError, match=r"localhost, where the Hub leads to, answers HTTP 403, also with a new sig"):
+    said = r"localhost, to which the Hub redirects, responded with HTTP 403, even with a new sig"
+    with pytest.raises(ReadError, match=said):
         (EPath(URL) / "shard_000.tar").read_bytes()
 
 
@@ -328,7 +333,7 @@ def test_the_token_goes_to_the_hub_alone_and_is_told_nowhere(
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     anew()
     with pytest.raises(
-        ReadError, match=r"access denied: Invalid cred.* \(Bearer …\) .*; check what the token in HF_TOK"
+        ReadError, match=r"access denied: Invalid cred.* \(Bearer …\) .*; check the permissions of the token in HF_TOK"
     ):
         keys(URL, 1)
     monkeypatch.delenv("HF_TOKEN")
@@ -347,7 +352,7 @@ def test_the_token_goes_to_the_hub_alone_and_is_told_nowhere(
     assert "too many requests" in caplog.text
     assert not any(secret in text for text in told for secret in (TOKEN.encode(), b"hf_wrong"))
     anew(stores={URL: StoreSettings(anonymous=True)})
-    with pytest.raises(ReadError, match=r"or it is private .*`anonymous: true` of it: take that out"):
+    with pytest.raises(ReadError, match=r"or it is private .*`anonymous: true` for it: remove that"):
         keys(URL, 1)
 
 
@@ -355,18 +360,16 @@ def test_what_the_hub_refuses(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -
     hub.commit("team/texts", {"x": b"1"})
     hub.gated.add("team/texts")
     with pytest.raises(
-        ReadError, match=r"access denied: team/texts is gated .*ask for access at .*/datasets/team/texts"
+        ReadError, match=r"access denied: team/texts is gated .*request access at .*/datasets/team/texts"
     ):
         (EPath(URL) / "x").read_bytes()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     anew()
     assert (EPath(URL) / "x").read_bytes() == b"1"
-    with pytest.raises(
-        ReadError, match=r"team/texts has no such revision: Invalid rev id: v2.*check what follows the @"
-    ):
+    with pytest.raises(ReadError, match=r"team/texts has no such revision: Invalid rev id: v2.*check the name after @"):
         EPath(f"{URL}@v2/x").read_bytes()
     with pytest.raises(
-        ReadError, match=r"there is no dataset team/none at .*check what the token in HF_TOKEN may read"
+        ReadError, match=r"there is no dataset team/none at .*check the permissions of the token in HF_TOKEN"
     ):
         EPath("hf://datasets/team/none/x").read_bytes()
     hub.instead = lambda of, path: (503, {}, b"")
@@ -375,24 +378,24 @@ def test_what_the_hub_refuses(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -
         EPath(f"{URL}@v3/x").read_bytes()
     assert hub.count("hub") == 3
     anew(stores={"hf://": StoreSettings(endpoint="http://127.0.0.1:9")})
-    with pytest.raises(ReadError, match=r"cannot connect to 127\.0\.0\.1.*: nothing answers there \(3 attempts"):
+    with pytest.raises(ReadError, match=r"cannot connect to 127\.0\.0\.1.*: no response \(3 attempts"):
         (EPath(URL) / "x").read_bytes()
 
 
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("hf://team/texts", "datasets are read; write hf://datasets/OWNER/NAME"),
-        ("hf://datasets/texts", "datasets are read; write hf://datasets/OWNER/NAME"),
-        ("hf://datasets/team/texts@/x", "datasets are read; write hf://datasets/OWNER/NAME"),
-        ("hf://datasets/../texts", "datasets are read; write hf://datasets/OWNER/NAME"),
+        ("hf://team/texts", "not a dataset of the Hub; write hf://datasets/OWNER/NAME"),
+        ("hf://datasets/texts", "not a dataset of the Hub; write hf://datasets/OWNER/NAME"),
+        ("hf://datasets/team/texts@/x", "not a dataset of the Hub; write hf://datasets/OWNER/NAME"),
+        ("hf://datasets/../texts", "not a dataset of the Hub; write hf://datasets/OWNER/NAME"),
     ],
 )
 def test_urls_that_name_no_dataset(hub: HubServer, url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         EPath(url).read_bytes()
     anew(stores={"hf://": StoreSettings(region="here")})
-    with pytest.raises(ConfigError, match="the storage settings give a region, which the Hub does not know"):
+    with pytest.raises(ConfigError, match="the storage settings set a region, which the Hub does not support"):
         EPath(f"{URL}/x").read_bytes()
     assert not hub.asked
 
@@ -404,11 +407,11 @@ def test_too_many_requests_are_waited_for(hub: HubServer, caplog: pytest.LogCapt
         caplog.clear()
         hub.limited, hub.limit_headers = 1, headers
         assert EPath(f"{URL}/x").read_bytes() == b"1"
-        assert "too many requests for 127.0.0.1" in caplog.text
+        assert "too many requests to 127.0.0.1" in caplog.text
         assert "attempt 2 of 3 in 1 s" in caplog.text
     hub.limited, hub.limit_headers = 1, {"Retry-After": "86400"}
     anew()
-    with pytest.raises(ReadError, match=r"127\.0\.0\.1.* asks to wait 86400 s \(not tried again\)"):
+    with pytest.raises(ReadError, match=r"127\.0\.0\.1.* requests a delay of 86400 s \(not retried\)"):
         EPath(f"{URL}/x").read_bytes()
 
 
@@ -421,11 +424,9 @@ def test_offline(hub: HubServer, texts: Path, monkeypatch: pytest.MonkeyPatch) -
     hub.asked.clear()
     assert EPath(f"{URL}/shard_000.tar").size() == len(content)
     assert EPath(f"{URL}@{commit}/shard_000.tar").size() == len(content)
-    with pytest.raises(
-        ReadError, match=r"HF_HUB_OFFLINE is set, and it is not known which commit 'main' of team/more is"
-    ):
+    with pytest.raises(ReadError, match=r"HF_HUB_OFFLINE is set, but the commit of team/more@main is not cached"):
         EPath("hf://datasets/team/more/x").size()
-    with pytest.raises(ReadError, match=r"HF_HUB_OFFLINE is set, and what was asked for is not kept on this machine"):
+    with pytest.raises(ReadError, match=r"HF_HUB_OFFLINE is set, but the requested data are not cached"):
         EPath(f"{URL}/shard_001.tar").read_bytes()
     assert not hub.asked
 
@@ -454,48 +455,52 @@ def listing(*entries: dict[str, Any], link: str = "") -> Answer:
         (
             "/revision/",
             (200, {"Content-Type": "text/html"}, b"<html>Sign in</html>"),
-            "does not answer as the Hub does .tex",
+            "does not respond like the Hub .tex",
         ),
-        ("/revision/", (200, {}, b'{"sha": "../../etc"}'), r"names no commit but '\.\./\.\./etc'"),
-        ("/revision/", (200, {}, b'{"sha": 5}'), "does not answer as the Hub does"),
-        ("/revision/", (302, {"Location": "http://localhost:9/"}, b""), "leads away, to localhost"),
-        ("/revision/", (302, {"Location": "?again"}, b""), "leads from place to place, more than 5 times"),
+        ("/revision/", (200, {}, b'{"sha": "../../etc"}'), r"returned '\.\./\.\./etc' instead of a commit"),
+        ("/revision/", (200, {}, b'{"sha": 5}'), "does not respond like the Hub"),
+        ("/revision/", (302, {"Location": "http://localhost:9/"}, b""), "redirects to another host, localhost"),
+        ("/revision/", (302, {"Location": "?again"}, b""), "redirects more than 5 times"),
         (
             "/revision/",
             (302, {"Location": "file:///etc/passwd"}, b""),
-            "leads to a URL of 'file', which is not followed",
+            "redirects to the unsupported scheme 'file'",
         ),
-        (TREE, (200, {}, b"[" * 10000), "does not answer as the Hub does"),
-        (TREE, listing({"path": "../../x"}), r"lists '\.\./\.\./x', which does not lie in there"),
-        (TREE, listing({"path": "/etc/passwd"}), "lists '/etc/passwd', which does not lie in there"),
-        (TREE, listing({"path": "a/./x"}), "lists 'a/./x', which does not lie"),
+        (TREE, (200, {}, b"[" * 10000), "does not respond like the Hub"),
+        (TREE, listing({"path": "../../x"}), r"lists '\.\./\.\./x', which is not in the dataset"),
+        (TREE, listing({"path": "/etc/passwd"}), "lists '/etc/passwd', which is not in the dataset"),
+        (TREE, listing({"path": "a/./x"}), "lists 'a/./x', which is not in the dataset"),
         (TREE, listing({"path": "x", "size": -1}), "lists 'x' with -1 bytes"),
-        (TREE, listing({"path": "x"}, link="?cursor=1"), "the list of 127.* has no end"),
-        (TREE, listing({"path": "x"}, link="http://localhost:9/x"), "the list of 127.* goes on at localhost"),
-        ("/resolve/", (200, {}, b"x"), r"the list says that it has 4 bytes, and 127.* that it has 1 "),
-        ("/resolve/", (200, {"Content-Encoding": "gzip"}, b"xxxx"), "sends it compressed, though"),
+        (TREE, listing({"path": "x"}, link="?cursor=1"), "the list of 127.* does not end"),
+        (TREE, listing({"path": "x"}, link="http://localhost:9/x"), "the list of 127.* continues at localhost"),
+        ("/resolve/", (200, {}, b"x"), r"the list has a size of 4 bytes, but 127.* reports 1 "),
+        (
+            "/resolve/",
+            (200, {"Content-Encoding": "gzip"}, b"xxxx"),
+            "sent a compressed response, which was not requested",
+        ),
         (
             "/resolve/",
             (206, {"Content-Range": "bytes 0-3/9"}, b"xxxx"),
-            "the list says that it has 4 bytes, .* that it has 9",
+            "the list has a size of 4 bytes, but .* reports 9",
         ),
         (
             "/resolve/",
             (206, {"Content-Range": "bytes 1-4/4"}, b"xxxx"),
-            "sends bytes 1-4/4 for bytes 0 to 4 .3 attempts",
+            "sent bytes 1-4/4 for bytes 0 to 4 .3 attempts",
         ),
         (
             "/resolve/",
             (206, {"Content-Range": "bytes 0-3/4", "Content-Length": "9", "Connection": "close"}, b"xx"),
-            "sends 9 bytes for bytes 0 to 4",
+            "sent 9 bytes for bytes 0 to 4",
         ),
-        ("/resolve/", (302, {"Location": "//localhost", "X-Linked-Size": "7"}, b""), "lists it as 4, and leads to 7"),
+        ("/resolve/", (302, {"Location": "//localhost", "X-Linked-Size": "7"}, b""), "lists 4, but redirects to 7"),
         (
             "/resolve/",
             (302, {"Location": "//localhost", "X-Linked-Etag": '"8"'}, b""),
-            "lists it as .*, and leads to 8",
+            "lists .*, but redirects to 8",
         ),
-        ("/resolve/", (404, {}, b""), "there is no such object|No such file|is nothing"),
+        ("/resolve/", (404, {}, b""), "no such object|No such file|is nothing"),
     ],
 )
 def test_hostile_answers(hub: HubServer, part: str, answer: Answer, said: str) -> None:
@@ -508,7 +513,7 @@ def test_hostile_answers(hub: HubServer, part: str, answer: Answer, said: str) -
 
 def test_what_would_write_to_the_hub_says_so_before_it_reads(hub: HubServer, texts: Path) -> None:
     hub.commit("team/texts", texts)
-    with pytest.raises(ConfigError, match=r"^hf://datasets/team/texts: the Hub is only read: fetch the dataset"):
+    with pytest.raises(ConfigError, match=r"^hf://datasets/team/texts: the Hub is read-only: download the dataset"):
         prepare_dataset(URL, crude=True)
     assert not hub.asked
 
@@ -531,7 +536,7 @@ def test_columns_are_kept_on_this_machine_and_outlive_a_commit(
     folders = [f"{URL}/{name}" for name in ("set", "bare", "x.jsonl", "rows.parquet")]
     for path in folders:
         (note,) = measure_dataset(path, {"length": length}, num_workers=0).notes
-        assert "for this machine alone" in note
+        assert "on this machine only" in note
     measured = [open_columns(path)["length"].tolist() for path in folders]
     state = keys(f"{URL}/set", 5, where="length >= 60")[1]
     hub.commit("team/texts", content | {"README.md": b"new"})
@@ -541,7 +546,7 @@ def test_columns_are_kept_on_this_machine_and_outlive_a_commit(
     assert keys(f"{URL}/set", 5, state, where="length >= 60")[0]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of another host"))
     for path in folders:
-        with pytest.raises(KeyNotFoundError, match="so each machine keeps its own columns: measure on every host"):
+        with pytest.raises(KeyNotFoundError, match="so each machine stores its own columns: measure on every host"):
             open_columns(path)["length"]
     measure_dataset(f"{URL}/set", attach={"length": np.arange(100)})
     with pytest.raises(FingerprintError, match=r"where\.columns\.length"):
@@ -568,12 +573,40 @@ def test_more_bytes_than_were_asked_for_are_refused_or_not_read(hub: HubServer) 
 
     hub.instead = instead
     anew(attempts=2)
-    with pytest.raises(ReadError, match=r"sends 400 bytes for bytes 0 to 4 \(2 attempts"):
+    with pytest.raises(ReadError, match=r"sent 400 bytes for bytes 0 to 4 \(2 attempts"):
         (EPath(URL) / "x").read_bytes()
     anew(cache_bytes=0)
     with (EPath(URL) / "whole").open("rb") as file:  # of a server that knows no ranges
         file.seek(150)
         assert file.read(3) == bytes([150, 151, 152])
+
+
+def test_responses_that_are_not_read_are_closed(hub: HubServer, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dropped response that stays open is a ResourceWarning, at the next garbage collection."""
+    hub.commit("team/texts", texts)
+    anew(cache_bytes=0)
+    responses: list[Any] = []
+    send = hub_store._Hub.send_unsigned
+
+    def recorded(of: Any, url: str, headers: dict[str, str]) -> Any:
+        responses.append(send(of, url, headers))
+        return responses[-1]
+
+    def late() -> None:
+        raise LateResponseError
+
+    monkeypatch.setattr(hub_store._Hub, "send_unsigned", recorded)
+    stores, url = ObjectStores(storage_settings()), f"{URL}/shard_000.tar"
+    fetched = stores.read(url, 0, 1000, None)
+    assert fetched is not None
+    open_before = len(responses)
+    with pytest.raises(LateResponseError):
+        stores.read(url, 0, 1000, None, on_first_byte=late)
+    assert len(responses) > open_before
+    hub.instead = lambda of, path: (429, {"Retry-After": "86400"}, b"x" * 100)
+    with pytest.raises(ObjectError, match="requests a delay of 86400 s"):
+        stores.list(f"{URL}/more")
+    assert all(response.closed for response in responses)
 
 
 def test_parquet(hub: HubServer, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_a_file_that_ends_too_early(paths: list[str]) -> None:
     store = LocalFiles()
-    with pytest.raises(ReadError, match=r"ends at byte 5000, but bytes 4000 to 6000 were asked for.*truncated"):
+    with pytest.raises(ReadError, match=r"ends at byte 5000, but bytes 4000 to 6000 were requested.*truncated"):
         read(store, paths, [(0, 4000, 6000)])
     assert read(store, paths, [(0, 4000, 5000)]) == [content(0, 5000)[4000:]]
 

@@ -365,7 +365,7 @@ def test_ways_to_sign_in(azure: AzureServer | Azurite, monkeypatch: pytest.Monke
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", azure.token())
     assert read(62) == "private"
-    with pytest.raises(ReadError, match=r"access denied: .*`anonymous: true` of it: take that out"):
+    with pytest.raises(ReadError, match=r"access denied: .*`anonymous: true` for it: remove that"):
         read(63, anonymous=True)
     azure.publish("box")
     assert read(64, anonymous=True) == "private"
@@ -392,7 +392,7 @@ def test_keys_of_a_profile(
 
 
 def test_what_is_not_there(azure: AzureServer | Azurite) -> None:
-    with pytest.raises(ReadError, match=rf"no bucket 'nobox' at {azure.url} .*; check its name and the end point"):
+    with pytest.raises(ReadError, match=rf"no bucket 'nobox' at {azure.url} .*; check its name and the endpoint"):
         list(EPath("az://nobox/a").walk())
     with pytest.raises(ReadError, match=r"there is no bucket 'nobox'"):
         EPath("az://nobox/a").read_bytes()

@@ -122,33 +122,33 @@ def test_a_file_that_is_named_must_be_there(home: Path, monkeypatch: pytest.Monk
     [
         ({"attemps": 3}, r"\$.attemps: there is no such key. Did you mean `attempts`\?"),
         ({"store": {}}, r"\$.store: there is no such key. Did you mean `stores`\?"),
-        ({"xyzzy": 3}, r"\$.xyzzy: there is no such key. Known here: stores, requests_in_flight"),
+        ({"xyzzy": 3}, r"\$.xyzzy: there is no such key. Known keys: stores, requests_in_flight"),
         ({"stores": {"s3://b": {"regoin": "x"}}}, r"\$.stores\['s3://b'\].regoin: .* Did you mean `region`\?"),
-        ({"stores": {"s3://b": {"zzz": "x"}}}, r"\$.stores\['s3://b'\].zzz: .* Known here: endpoint, region"),
-        ({"stores": {"s3://b": {"secret_access_key": "x"}}}, r"secret_access_key: credentials never stand here"),
+        ({"stores": {"s3://b": {"zzz": "x"}}}, r"\$.stores\['s3://b'\].zzz: .* Known keys: endpoint, region"),
+        ({"stores": {"s3://b": {"secret_access_key": "x"}}}, r"secret_access_key: credentials are not allowed here"),
         (
             {"stores": {"s3://b": {"region": 3}}},
-            r"\['s3://b'\].region: text in quotes is expected here, not the number",
+            r"\['s3://b'\].region: expected text in quotes, got the number",
         ),
-        ({"stores": {"s3://b": None}}, r"\$.stores\['s3://b'\]: a mapping such as `\{reg.*here, not nothing"),
+        ({"stores": {"s3://b": None}}, r"\$.stores\['s3://b'\]: expected a mapping such as `\{reg.*, got nothing"),
         ({"stores": {"s3://b": {"endpoint": "localhost:1"}}}, r"\['s3://b'\]: endpoint .* write http://localhost:1"),
-        ({"stores": {"data://v": {"location": "nowhere"}}}, r"\['data://v'\]: location 'nowhere': must be a URL"),
-        ({"stores": {"team": {}}}, r"stores\['team'\]: is the beginning of no URL; write 's3://team'"),
-        ({"stores": ["s3://b"]}, r"\$.stores: a mapping such as .* is expected here, not a list"),
-        ({"attempts": "three"}, r"\$.attempts: a whole number is expected here, not the text 'three'"),
+        ({"stores": {"data://v": {"location": "nowhere"}}}, r"\['data://v'\]: location 'nowhere': expected the URL"),
+        ({"stores": {"team": {}}}, r"stores\['team'\]: not a URL prefix; write 's3://team'"),
+        ({"stores": ["s3://b"]}, r"\$.stores: expected a mapping such as .*, got a list"),
+        ({"attempts": "three"}, r"\$.attempts: expected a whole number, got the text 'three'"),
         ({"attempts": 0}, r"\$: attempts=0: must be 1 or more"),
         ({"requests_in_flight": 0}, "requests_in_flight=0: must be 1 or more"),
         ({"request_bytes": 100}, "request_bytes=100: must be 65536 or more"),
         ({"timeout_s": 0}, "timeout_s=0.* must be positive"),
         ({"first_pause_s": 2, "longest_pause_s": 1}, "first_pause_s=2.* between 0 and longest_pause_s=1"),
         ({"first_pause_s": -1}, "between 0 and"),
-        ({"timeout_s": float("nan")}, "timeout_s: a number is expected here"),
+        ({"timeout_s": float("nan")}, "timeout_s: expected a number"),
         ({"timeout_s": 1e300}, r"timeout_s=1e\+300 must be .* at most 1e"),
         ({"longest_pause_s": 1e300}, r"longest_pause_s=1e\+300, and all of them at most 1e"),
         ({"cache_bytes": -1}, "cache_bytes=-1: must be 0"),
         ("a: [", "not valid YAML"),
-        ("just text", r"\$: a mapping such as `stores: \{'s3://bucket'.*, not the text"),
-        ("", "a mapping such as .* not nothing"),
+        ("just text", r"\$: expected a mapping such as `stores: \{'s3://bucket'.*, got the text"),
+        ("", "expected a mapping such as .* got nothing"),
     ],
 )
 def test_what_is_wrong_names_the_file_and_the_key(
@@ -209,15 +209,15 @@ def test_settings_of_a_block_end_with_it(home: Path) -> None:
 @pytest.mark.parametrize(
     ("prefix", "store", "said"),
     [
-        ("team", {"region": "x"}, r"stores\['team'\]: is the beginning of no URL; write 's3://team'"),
+        ("team", {"region": "x"}, r"stores\['team'\]: not a URL prefix; write 's3://team'"),
         (
             "s3://b",
             {"endpoint": "localhost:5678"},
-            "endpoint 'localhost:5678': must be a URL; write http://localhost:5678",
+            "endpoint 'localhost:5678': expected a URL; write http://localhost:5678",
         ),
-        ("s3://b", {"endpoint": "ftp://host"}, "endpoint 'ftp://host': must be a URL; write http://host"),
-        ("data://v", {"location": "nowhere"}, "location 'nowhere': must be a URL .* s3://, .* file://"),
-        ("data://v", {"location": "msc://team"}, "location 'msc://team': must be a URL that is read as it is"),
+        ("s3://b", {"endpoint": "ftp://host"}, "endpoint 'ftp://host': expected a URL; write http://host"),
+        ("data://v", {"location": "nowhere"}, "location 'nowhere': expected the URL of a store: s3://, .* file://"),
+        ("data://v", {"location": "msc://team"}, "location 'msc://team': expected the URL of a store"),
     ],
 )
 def test_stores_that_cannot_be_reached_are_refused(prefix: str, store: dict[str, Any], said: str) -> None:
@@ -226,7 +226,9 @@ def test_stores_that_cannot_be_reached_are_refused(prefix: str, store: dict[str,
 
 
 def test_a_path_is_no_settings(home: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"not 'storage.yaml'; a file is named by .* {ENVIRONMENT}"):
+    with pytest.raises(
+        ConfigError, match=rf"not 'storage.yaml'; to use a settings file, set the environment variable {ENVIRONMENT}"
+    ):
         use_storage("storage.yaml")  # type: ignore[arg-type]
     assert storage_settings() == StorageSettings()
 

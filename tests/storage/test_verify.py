@@ -95,7 +95,7 @@ def test_bytes_that_stay_wrong_are_an_error_that_names_the_shard(
     use_storage(verifying(tmp_path, cache_bytes=cache_bytes))
     server.fail(of_pages, ".tar bytes")
     with pytest.raises(
-        EnergonGrainError, match=r"shard_00\d\.tar.* not those of the shard that was prepared.*3 times.*upload"
+        EnergonGrainError, match=r"shard_00\d\.tar.* differ from the shard that was prepared.*3 times.*upload"
     ):
         batches(URL)
     if cache_bytes is None:
@@ -129,7 +129,7 @@ def test_a_dataset_without_digests_is_read_with_a_warning(
     use_storage(verifying(tmp_path))
     with caplog.at_level(logging.WARNING, "energon_grain"):
         assert batches(URL) == batches(data)
-    assert "has no digests to verify its shards by; run `energon-grain prepare --digest`" in caplog.text
+    assert "has no digests to verify its shards; run `energon-grain prepare --digest`" in caplog.text
 
 
 def test_a_shard_of_another_size_is_an_error(server: FaultyServer, data: Path, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_shard_of_another_size_is_an_error(server: FaultyServer, data: Path, t
         kept["size_bytes"] += 512
     server.objects[f"set/{DIGESTS}"] = msgspec.json.encode(digests)
     use_storage(verifying(tmp_path))
-    with pytest.raises(StaleIndexError, match=r"shard_00\d\.tar: has \d+ bytes, and had \d+ when it was prepared"):
+    with pytest.raises(StaleIndexError, match=r"shard_00\d\.tar: has \d+ bytes, but had \d+ when it was prepared"):
         batches(URL)
     server.objects[f"set/{DIGESTS}"] = b"{}"
     with pytest.raises((EnergonGrainError, ReadError), match=r"digests\.json"):
@@ -177,5 +177,5 @@ def test_append_goes_on_keeping_digests_and_preparing_again_does_not(data: Path,
 
 def test_digests_are_not_made_of_what_a_store_sends(server: FaultyServer, tmp_path: Path) -> None:
     use_storage(verifying(tmp_path))
-    with pytest.raises(ConfigError, match="before they were uploaded"):
+    with pytest.raises(ConfigError, match="before the upload"):
         prepare_dataset(URL, digest=True, tar_index_only=True)

@@ -32,10 +32,10 @@ from energon_grain.testing import make_text_dataset
 pytestmark = pytest.mark.slow
 
 _REFUSED = (
-    "what is endless cannot be repeated a number of times",
+    "an endless dataset has no number of repeats",
     "of a dataset that filters, groups or packs",
     "whose passes differ in length",
-    "cannot hold a blend by repetitions",
+    "cannot contain a blend by repetitions",
     "a pass has no items",
     "a pass ended without a single item",
     "without one item",
@@ -43,7 +43,7 @@ _REFUSED = (
     "cut one stream",
     "an epoch could be empty",
     "of the pass was dropped",
-    "so its length is not known beforehand",
+    "so its length is unknown in advance",
     "last_batch='pad' fills the last batch",
     "samples of a global batch were dropped",
     "must be known before they are read",

@@ -271,7 +271,7 @@ def test_mixtures_made_in_python_equal_those_of_files(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("mixture", "options", "message"),
     [
-        ({"blend": [{"path": "a"}]}, {"repeat": False}, "a blend by weights has no end, so repeat=False"),
+        ({"blend": [{"path": "a"}]}, {"repeat": False}, "a blend by weights is endless, so it cannot use repeat=False"),
         ({"concat": [{"blend": [{"path": "a"}]}, {"path": "b"}]}, {}, "nothing can follow it"),
         ({"blend": [{"path": "a", "wieght": 2}]}, {}, r"\$\.splits\.train\.blend\[0\].*Did you mean `weight`"),
         ({"blend": [{"path": "nowhere"}]}, {}, "nowhere"),

@@ -262,9 +262,9 @@ def test_packs_are_repeated(text_dataset: MakeDataset) -> None:
 
 
 def test_repetitions_of_unknown_length_are_whole(text_dataset: MakeDataset) -> None:
-    with pytest.raises(ConfigError, match="give a whole number"):
+    with pytest.raises(ConfigError, match="use a whole number"):
         Stream.of(RepeatDataset(packs(ordered(text_dataset(5))), repeats=1.5))
-    with pytest.raises(ConfigError, match="what is endless cannot be repeated a number of times"):
+    with pytest.raises(ConfigError, match="an endless dataset has no number of repeats"):
         Stream.of(RepeatDataset(packs(RepeatDataset(ordered(text_dataset(5)))), repeats=2))
 
 

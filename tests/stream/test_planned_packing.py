@@ -248,7 +248,7 @@ def test_large_samples_are_left_out_or_alone(long_tokens: Path, caplog: pytest.L
 
 
 def test_a_sample_that_is_too_large_is_named(long_tokens: Path) -> None:
-    with pytest.raises(ConfigError, match=r"shard_00\d.tar: 000\d+: tokens is \d+, and a pack holds 64: .*'split'"):
+    with pytest.raises(ConfigError, match=r"shard_00\d.tar: 000\d+: tokens is \d+, but a pack holds 64: .*'split'"):
         stream_of(long_tokens, packing=PLAN)
     with pytest.raises(ConfigError, match=r"a batch holds 64: .*'drop'.*'alone'") as told:
         stream_of(long_tokens, batch_size=CostBudget("tokens", CAPACITY))
@@ -404,8 +404,8 @@ def test_what_does_not_go_together(tokens: Path, caplog: pytest.LogCaptureFixtur
     budget = CostBudget("tokens", CAPACITY)
     for options, message in (
         ({"packing": PLAN, "task_encoder": TaskEncoder()}, "has no pack_selected_samples"),
-        ({"packing": PLAN, "packing_buffer_size": 9}, "packs are made in one way"),
-        ({"packing": PLAN, "batch_size": budget}, "packs are made in one way"),
+        ({"packing": PLAN, "packing_buffer_size": 9}, "both define the packs"),
+        ({"packing": PLAN, "batch_size": budget}, "both define the packs"),
         ({"packing": split, "task_encoder": Whole()}, "declare `ranges`"),
         ({"packing": PLAN, "task_encoder": Several()}, "is a generator function"),
         ({"packing": 4096}, "expected a plan, such as"),
@@ -425,9 +425,9 @@ def test_what_does_not_go_together(tokens: Path, caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"costs": "tokens"}, "give one cost and its capacity"),
-        ({"costs": {"tokens": 3}, "capacity": 3}, "give one cost and its capacity"),
-        ({"costs": {}}, "give one cost and its capacity"),
+        ({"costs": "tokens"}, "expected one cost and its capacity"),
+        ({"costs": {"tokens": 3}, "capacity": 3}, "expected one cost and its capacity"),
+        ({"costs": {}}, "expected one cost and its capacity"),
         ({"costs": "tokens", "capacity": 0}, "capacity of tokens is 0"),
         ({"costs": "tokens +", "capacity": 5}, "PackingPlan"),
         ({"costs": "tokens", "capacity": 5, "window": 0}, "window is 0"),

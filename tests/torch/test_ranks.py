@@ -83,8 +83,8 @@ def test_packed_passes_end_together(path: Path, last_batch: str) -> None:
 def test_what_several_ranks_may_not_do(path: Path) -> None:
     for wrong_rank, no_state, nothing, steps in on_ranks(2, programs.refusals, path):
         assert wrong_rank == "src_rank=5: expected 0 to 1, there are 2 processes"
-        assert no_state.startswith("there is no state to restore on this host")
-        assert nothing.startswith("there is no state to restore on this host")
+        assert no_state.startswith("this host has no state to restore")
+        assert nothing.startswith("this host has no state to restore")
         assert "not saved at the same step" in steps
 
 

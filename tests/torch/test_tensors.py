@@ -206,7 +206,7 @@ for what in (lambda: generic_batch([{"a": torch.ones(1)}]), lambda: batch_stack(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     first, second = done.stdout.splitlines()
-    assert first.startswith("a: a Tensor of torch is batched where energon_grain_torch is imported; take TaskEncoder")
+    assert first.startswith("a: torch's Tensor needs the PyTorch backend: import TaskEncoder")
     assert second.startswith("a Tensor of torch is batched where")
 
 

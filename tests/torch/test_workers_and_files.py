@@ -158,7 +158,7 @@ def test_workers_read_lines_and_ask_for_no_index(bucket: Bucket) -> None:
 def test_forks_are_refused_before_they_are_made(
     frames: Path, text_dataset: Callable[..., Path], bucket: Bucket
 ) -> None:
-    for path, what in ((frames, "these data are arrays"), (bucket.upload(text_dataset(53)), "lie in an object store")):
+    for path, what in ((frames, "these data are arrays"), (bucket.upload(text_dataset(53)), "are in an object store")):
         for context in ("fork", multiprocessing.get_context("fork")):
             with (
                 loader_of(path, 2, multiprocessing_context=context) as loader,

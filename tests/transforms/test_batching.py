@@ -146,7 +146,7 @@ def test_errors_name_the_field():
         generic_batch([{"image": np.ones(1)}, {"image": None}])
     with pytest.raises(ValueError, match="same fields: KeyError"):
         generic_batch([{"image": np.ones(1)}, {"picture": np.ones(1)}])
-    with pytest.raises(ValueError, match=r"arrays of one shape can be stacked, these are \(1,\), \(2,\)"):
+    with pytest.raises(ValueError, match=r"cannot stack arrays of different shapes \(1,\), \(2,\)"):
         batch_stack([np.ones(1), np.ones(2)])
     with pytest.raises(ValueError, match="without dimensions"):
         concat_pad([np.array(1), np.array(2)])
@@ -160,7 +160,7 @@ def test_crude_samples_beside_typed_ones_are_named(first: int) -> None:
         TextSample(__key__="a", __restore_key__=None, __subflavors__=None, __sources__=(), text="a"),
     ]
     with pytest.raises(
-        ConfigError, match=r"fields: those of /data/recs are crude, others TextSample; give .* a cooker"
+        ConfigError, match=r"fields: samples of /data/recs are crude, others TextSample; give .* a cooker"
     ):
         batch_samples([samples[first], samples[1 - first]])
 
@@ -376,12 +376,12 @@ def test_packs_hold_the_samples_by_a_function_or_by_numbers(pack: Packer):
 @every_packer
 def test_samples_longer_than_a_pack(pack: Packer):
     words = ["bb", "aaaaaaaa", "c", "dddd"]
-    with pytest.raises(ConfigError, match=r'sample 1 of 4 has 8 tokens, a pack holds 5.*oversize="drop".*"alone"'):
+    with pytest.raises(ConfigError, match=r'sample 1 of 4 has 8 tokens, but a pack holds 5.*oversize="drop".*"alone"'):
         pack(words, length=len, capacity=5)
     kept = [["bb", "c"], ["dddd"]] if pack is best_fit else [["bb"], ["c", "dddd"]]
     assert pack(words, length=len, capacity=5, oversize="drop") == kept
     assert pack(words, length=len, capacity=5, oversize="alone") == [kept[0], ["aaaaaaaa"], kept[1]]
-    with pytest.raises(ConfigError, match='oversize is \'cut\'; it is "error", "alone" or "drop"'):
+    with pytest.raises(ConfigError, match='oversize=\'cut\': expected "error", "alone" or "drop"'):
         pack(words, length=len, capacity=5, oversize="cut")
 
 
@@ -409,7 +409,7 @@ def test_impossible_arguments(pack: Packer, arguments: dict[str, Any], message: 
 
 @every_primitive
 def test_primitives_refuse_lengths_out_of_range(indices: Packer):
-    with pytest.raises(ConfigError, match="between 1 and 6, a pack holds 0 to 5 tokens"):
+    with pytest.raises(ConfigError, match="between 1 and 6: expected 0 to 5 tokens"):
         indices(array([1, 6]), 5)
 
 

@@ -74,7 +74,7 @@ def jpeg(size: tuple[int, int], *, announced: tuple[int, int] | None = None, sca
 @pytest.mark.parametrize("pack", [lambda data: ("npy", data), lambda data: ("npz", npz(a=data))])
 def test_arrays_hold_what_they_announce(version: int, shape: str, pack: Callable[[bytes], tuple[str, bytes]]) -> None:
     part, data = pack(npy(shape, version))
-    with pytest.raises(DecodingError, match=rf"part '{part}': ValueError: .* announced"):
+    with pytest.raises(DecodingError, match=rf"part '{part}': ValueError: .*(declare|above)"):
         SampleDecoder().decoder_for(part)(data)  # type: ignore[misc]
 
 

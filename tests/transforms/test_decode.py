@@ -174,9 +174,9 @@ def test_media_are_held_until_asked_for():
 
 
 def test_options_are_checked():
-    with pytest.raises(ConfigError, match=r"image_decode='torchrbg' is not one of .*; did you mean 'torchrgb'\?"):
+    with pytest.raises(ConfigError, match=r"image_decode='torchrbg': expected one of .*; did you mean 'torchrgb'\?"):
         SampleDecoder(image_decode="torchrbg")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="av_decode='x' is not one of"):
+    with pytest.raises(ConfigError, match="av_decode='x': expected one of"):
         SampleDecoder(av_decode="x")  # type: ignore[arg-type]
 
 
@@ -451,7 +451,7 @@ def test_what_is_no_array_is_listed_or_named() -> None:
     framed = Framed(1)
     assert generic_batch([framed]) == [framed]
     for join in (batch_stack, batch_pad_stack, concat_pad):
-        with pytest.raises(ValueError, match="a: arrays can be stacked and concatenated, sample 0 has Framed"):
+        with pytest.raises(ValueError, match="a: expected arrays to stack, sample 0 has Framed"):
             join([framed], where="a")
 
 

@@ -72,8 +72,8 @@ def test_optional_fields_and_key_may_be_left_out():
             r"CaptioningSample has no field 'captoin'; did you mean 'caption'\? there are image",
         ),
         ({"image": "jpg", "caption": "txt", "__sources__": "x"}, r"__sources__ cannot be mapped"),
-        ({"image": "jpg", "caption": 3}, r"caption: 3 is no expression"),
-        ({"image": "jpg", "caption": ""}, r"caption: '' is no expression"),
+        ({"image": "jpg", "caption": 3}, r"caption: 3 is not an expression"),
+        ({"image": "jpg", "caption": ""}, r"caption: '' is not an expression"),
     ],
 )
 def test_maps_that_do_not_fit_are_refused_at_load_time(mapping: dict[str, Any], message: str):
@@ -82,7 +82,7 @@ def test_maps_that_do_not_fit_are_refused_at_load_time(mapping: dict[str, Any], 
 
 
 def test_only_dataclasses_have_fields_to_map():
-    with pytest.raises(ConfigError, match="int is no dataclass"):
+    with pytest.raises(ConfigError, match="int is not a dataclass"):
         FieldMap.parse({"a": "b"}, int)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read at its start by every Python that has this folder in its PYTHONPATH: `ENERGON_IMPL=grain` means ours.
+"""Run at the start of every Python with this folder in PYTHONPATH: `ENERGON_IMPL=grain` selects energon-grain.
 
-Nothing is imported before somebody asks for `megatron.energon`. A `sitecustomize` of the system's or of the user's,
-which this one hides, is run as well.
+Nothing is imported until a program imports `megatron.energon`. A `sitecustomize` of the system or the user, which this
+one hides, also runs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 HERE = os.path.dirname(os.path.realpath(__file__))
 
 
-class _Later:
-    """Stands at the front until the first name of `megatron` is asked for; then ours take its place."""
+class _LazyFinder:
+    """The first finder until a name of `megatron` is imported; then it installs energon-grain's finders."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname.partition(".")[0] != "megatron":
@@ -40,5 +40,5 @@ def _run_hidden() -> None:
 
 
 if os.environ.get("ENERGON_IMPL") == "grain":
-    sys.meta_path.insert(0, _Later())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _LazyFinder())  # type: ignore[arg-type]
 _run_hidden()

@@ -20,7 +20,7 @@ _FILE = re.compile(r"\.array_record(?:-[0-9]+-of-[0-9]+)?\Z")
 
 
 class Records(Container):
-    """ArrayRecord files, each sample a record."""
+    """ArrayRecord files with one record per sample."""
 
     name = "array-record"
     file = "ArrayRecord file"
@@ -30,7 +30,7 @@ class Records(Container):
     no_sample = FormatError, "a record"
 
     def is_shard(self, name: str) -> bool:
-        """Also by a name as TensorFlow Datasets writes it.
+        """Also accepts names that TensorFlow Datasets writes.
 
         >>> Records().is_shard("mnist-train.array_record-00000-of-00002")
         True
@@ -52,7 +52,7 @@ class Records(Container):
         scan = self.scan(folder.shard(shard), encoding, first=first)
         if len(scan) == count:
             return scan, None
-        what = f"has {len(scan):,} samples, .info.json says {count:,}; the shard was changed"
+        what = f"has {len(scan):,} samples, but .info.json lists {count:,}; the shard changed"
         return scan, (what, "prepare again with --force-overwrite")
 
     def count(self, path: str) -> int:

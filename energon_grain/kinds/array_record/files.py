@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ArrayRecord files: how records become parts, and reading them by array_record's own reader in C++.
+"""ArrayRecord files: decoding records into parts, and reading them with array_record's own C++ reader.
 
-How the records of a dataset are encoded is said by `.nv-meta/records.json`, `{"version": 1, "encoding": "msgpack"}`:
+`.nv-meta/records.json` names the encoding of a dataset's records, `{"version": 1, "encoding": "msgpack"}`:
 
-* `msgpack`: a record is a map from the names of parts to their bytes, and from `__key__` to the key, a text.
+* `msgpack`: a record is a map from part names to bytes, and from `__key__` to the key, a string.
 * `tf_example`: a record is a `tf.train.Example`; each feature is a part. The key is the feature `__key__`, or the
   record's number in the dataset.
-* `raw`: a record is the one part, `record`, of its sample. The key is the record's number in the dataset.
+* `raw`: a record is the only part of its sample, `record`. The key is the record's number in the dataset.
 
-Opening a file takes the reader 0.05 µs a record and keeps 15 to 20 bytes for each, since it loads the places of all.
-Its calls for several records at once go through threads of its own, of which it starts 64, and a list of records costs
-2.7 ns for *every* record of the file, asked for or not. So records are read one by one, in the thread that asks, which
-takes less of the processor in every case: of records of 1 KB 2.5 to 3.9 µs each, where a range takes 1.5 to 7.8 (and
-2.8 to 13 of the processor) and a list 1.7 to 12 (3.3 to 20). Only files whose records are compressed in groups are read
-by lists, since each call decompresses the groups that it touches.
+The reader takes 0.05 µs per record to open a file and keeps 15 to 20 bytes per record, since it loads all offsets. Its
+calls for several records use 64 threads of its own, and a list of records costs 2.7 ns for *every* record of the file.
+Therefore records are read one by one in the calling thread, which always needs less CPU time: 2.5 to 3.9 µs per record
+of 1 KB, where a range takes 1.5 to 7.8 (and 2.8 to 13 of CPU time) and a list 1.7 to 12 (3.3 to 20). Only files with
+records compressed in groups are read by lists, since each call decompresses the groups that it touches.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Value: TypeAlias = bytes | npt.NDArray[Any]
 def _example() -> Any:
     """The message `tf.train.Example`.
 
-    Its features are declared as entries, which is what a map is on the wire: so they come in the order of the record.
+    Features are declared as entries, the wire format of a map, so they keep the order of the record.
     """
     return message_types(
         "tensorflow",
@@ -63,8 +62,8 @@ def _example() -> Any:
 def read_example(data: bytes) -> dict[str, Value]:
     """Return the features by name, in the order of the record.
 
-    Floats are a float32 array and integers an int64 array, of one axis. A single bytes value comes as it is, and
-    several, or none, as an array of objects. A feature of no kind is left out. Raises FormatError.
+    Floats become a one-axis float32 array and integers an int64 array. A single bytes value is returned as bytes;
+    several, or none, as an object array. A feature without a kind is skipped. Raises FormatError.
     """
     from google.protobuf.message import DecodeError
     from google.protobuf.unknown_fields import UnknownFieldSet
@@ -72,9 +71,9 @@ def read_example(data: bytes) -> dict[str, Value]:
     try:
         example = _example().FromString(data)
     except DecodeError as error:
-        raise FormatError(f"is no tf.train.Example: {error}") from error
-    for unknown in UnknownFieldSet(example):  # of other messages, and of bytes that are none, protobuf takes these
-        raise FormatError(f"is no tf.train.Example: Example has no field {unknown.field_number} of this type")
+        raise FormatError(f"is not a tf.train.Example: {error}") from error
+    for unknown in UnknownFieldSet(example):  # protobuf accepts other messages and garbage as unknown fields
+        raise FormatError(f"is not a tf.train.Example: Example has no field {unknown.field_number} of this type")
     features: dict[str, Value] = {}
     for entry in example.features.feature:
         feature = entry.value
@@ -93,11 +92,11 @@ KEY = "__key__"
 RAW_PART = "record"
 
 Decode: TypeAlias = Callable[[bytes], tuple[str | None, Mapping[str, Value]]]
-"""From a record to its key, None where it has none, and its parts."""
+"""From a record to its key (None without one) and its parts."""
 
 
 def record_decoder(encoding: RecordEncoding) -> Decode:
-    """Give the function that takes records apart. It raises FormatError, which says what is wrong and not where."""
+    """Return the decoder of records. It raises FormatError with the problem, without the location."""
     return {"msgpack": _from_msgpack, "tf_example": _from_example, "raw": _from_raw}[encoding]
 
 
@@ -108,10 +107,10 @@ def _from_msgpack(data: bytes) -> tuple[str | None, Mapping[str, Value]]:
     try:
         parts = _MAP.from_msgpack(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"is no msgpack map from part names to bytes: {error}") from error
+        raise FormatError(f"is not a msgpack map from part names to bytes: {error}") from error
     key = parts.pop(KEY, None)
     if not isinstance(key, str):
-        raise FormatError(f"its {KEY} is {'missing' if key is None else 'no text'}")
+        raise FormatError(f"its {KEY} is {'missing' if key is None else 'not a string'}")
     for name, value in parts.items():
         if type(value) is not bytes:
             raise FormatError(f"its part {name!r} is a msgpack {type(value).__name__}, not bytes")
@@ -143,11 +142,11 @@ def part_bytes(value: Value) -> int:
 
 
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
-_BUFFER_BYTES = 2048  # at the default of 1 MiB, a record of 1 KB takes 70 µs
+_BUFFER_BYTES = 2048  # with the default of 1 MiB, a record of 1 KB takes 70 µs
 
 
 class ArrayRecordFile:
-    """One open file of this machine. Thread-safe; closed with the last reference to it. Raises ReadError."""
+    """One open local file. Thread-safe; closed with the last reference to it. Raises ReadError."""
 
     __slots__ = ("_alone", "_path", "_reader", "records", "size_bytes")
     generation = b""
@@ -158,11 +157,11 @@ class ArrayRecordFile:
 
         self._path = path
         if not os.path.isfile(path):
-            raise ReadError(f"{path}: there is no such file")
+            raise ReadError(f"{path}: no such file; check the path")
         self.size_bytes = os.path.getsize(path)
         self._reader: Any = ArrayRecordReader(path, _OPTIONS, file_reader_buffer_size=_BUFFER_BYTES)
         if not self._reader.ok():
-            raise ReadError(f"{path}: is no ArrayRecord file, or a damaged one: {self._reason()}")
+            raise ReadError(f"{path}: is not an ArrayRecord file, or is damaged: {self._reason()}")
         self.records: int = self._reader.num_records()
         group = re.search(r"group_size:(\d+)", self._reader.writer_options_string() or "")
         self._alone = group is not None and group[1] == "1"
@@ -172,7 +171,7 @@ class ArrayRecordFile:
         try:
             return [read(record, record + 1)[0] for record in records] if self._alone else read(records)
         except (RuntimeError, IndexError):
-            return [self._one(record) for record in records]  # which says of which record it is
+            return [self._one(record) for record in records]  # its error names the record
 
     def _one(self, record: int) -> bytes:
         try:
@@ -181,16 +180,16 @@ class ArrayRecordFile:
             raise ReadError(f"{self._path}: record {record}: {error}") from error
 
     def _reason(self) -> str:
-        """What the reader says when it is asked for something after it failed to open the file."""
+        """The reader's error, from a read after it failed to open the file."""
         try:
             self._reader.read([0])
         except RuntimeError as error:
             return str(error)
-        return "its end, which says where records lie, is missing"
+        return "its end, which contains the record offsets, is missing"
 
 
 def open_records(location: str) -> ArrayRecordFile | ArrayRecordObject:
-    """Open the ArrayRecord file at a path or URL. Raises ReadError when there is none."""
+    """Open the ArrayRecord file at a path or URL. Raises ReadError if it cannot be opened."""
     if not is_url(location):
         return ArrayRecordFile(location)
     return ArrayRecordObject(location)
@@ -201,11 +200,11 @@ _AT_ONCE = 4096
 
 
 def scan_records(path: str | os.PathLike[str], encoding: RecordEncoding, *, first: int) -> ShardScan:
-    """Read a file or object from end to end, about 32 MiB at a time.
+    """Read a file or object from start to end, about 32 MiB at a time.
 
-    In the scan a sample starts where the one before it ends, as if records lay one behind the other from 0; all parts
-    have offset 0, since a record is read whole. Records without a key have their number in the dataset, counted from
-    `first`. Raises ReadError, and FormatError, which names the record.
+    In the scan a sample starts where the previous one ends, as if records were contiguous from 0; all parts have offset
+    0, since a record is read whole. Records without a key get their number in the dataset, counted from `first`. Raises
+    ReadError, and FormatError, which names the record.
     """
     path = os.fspath(path)
     file, decode = open_records(path), record_decoder(encoding)
@@ -218,7 +217,7 @@ def scan_records(path: str | os.PathLike[str], encoding: RecordEncoding, *, firs
             record = len(keys)
             try:
                 key, parts = decode(data)
-                # Text that is no UTF-8 is refused by the decoders, so nothing here needs an escape.
+                # Decoders refuse text that is not UTF-8, so no escapes are needed.
                 keys.append((str(first + record) if key is None else key).encode())
             except FormatError as error:
                 raise FormatError(f"{path}: record {record}: {error}. Is it encoded as {encoding}?") from error

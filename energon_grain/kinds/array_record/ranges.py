@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of ArrayRecord files in object stores, by ranges of bytes.
+"""Records of ArrayRecord files in object stores, read by byte ranges.
 
-Messages of protocol buffers are declared where they are read: no generated code, no compiler.
+Protocol buffer messages are declared in code: no generated code, no compiler.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from energon_grain.storage.remote import remote_files
 from energon_grain.storage.settings import storage_settings
 
 Field = tuple[str, str]
-"""Name, and type: a scalar of protobuf (`int64`) or a message of the same package; with `*` behind it, many."""
+"""Name and type: a protobuf scalar (`int64`) or a message of the same package; a `*` suffix means repeated."""
 
 
 def message_types(package: str, messages: dict[str, list[Field]], *, oneof: str = "") -> dict[str, Any]:
-    """Make the classes of some messages of syntax `proto3`, whose fields are numbered from 1 on as they are listed.
+    """Create the classes of `proto3` messages, with fields numbered from 1 in the order listed.
 
-    Messages of the same names that others declare (TensorFlow its Example) do not get in the way.
+    They do not conflict with messages of the same names declared elsewhere (TensorFlow's Example).
 
     Args:
-        messages: Their fields by name, each message behind those that it holds.
-        oneof: The message of whose fields only one is there at a time; its choice is called `kind`.
+        messages: Fields by message name. A message follows the messages that it contains.
+        oneof: The message whose fields form a `oneof`, named `kind`.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -66,27 +66,27 @@ _HEADER = struct.Struct("<QQQQQ")
 _RECORDS, _TRANSPOSED = ord("r"), ord("t")
 _UNCOMPRESSED = 0
 _VARINT_BYTES = 10
-_MOST_BYTES = 1 << 31
-"""Of the records of a chunk, of which a writer puts one to some thousand into one; and of their sizes."""
+_MAX_BYTES = 1 << 31
+"""Limit for the records of a chunk (writers put one to a few thousand into each), and for their sizes."""
 
 
 def chunk_records(data: bytes, start: int) -> list[bytes]:
-    """The records of a chunk, of bytes that begin at `start` of the file, where it does. Raises FormatError."""
+    """The records of the chunk whose bytes begin at offset `start` of the file. Raises FormatError."""
     count, decoded_bytes, sizes, values = _opened(data, start)
     if count == 1 and len(values) == decoded_bytes and _is_number(sizes, decoded_bytes):
-        return [values]  # without arrays, which take longer than the rest
+        return [values]  # fast path: numpy would take most of the time
     ends = itertools.accumulate(_checked(count, decoded_bytes, sizes, values).tolist(), initial=0)
     return [values[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def chunk_values(data: bytes, start: int) -> tuple[npt.NDArray[np.int64], bytes]:
-    """The sizes of the records of a chunk, and the records, one behind the other. See `chunk_records`."""
+    """The sizes of the records of a chunk, and the records concatenated. See `chunk_records`."""
     count, decoded_bytes, sizes, values = _opened(data, start)
     return _checked(count, decoded_bytes, sizes, values), values
 
 
 def _opened(data: bytes, start: int) -> tuple[int, int, bytes, bytes]:
-    """Number of records, size of them together, sizes and values, decompressed."""
+    """Number of records, their total size, sizes and values, decompressed."""
     data = _without_block_headers(data, start)
     if len(data) < _HEADER.size:
         raise FormatError("ends inside its header")
@@ -95,11 +95,11 @@ def _opened(data: bytes, start: int) -> tuple[int, int, bytes, bytes]:
     end = _HEADER.size + size
     if kind == _TRANSPOSED:
         raise FormatError(
-            "is transposed, which only array_record's own reader takes apart: copy the file to a disk, or write it "
-            "without `transpose`"
+            "is transposed, a layout that only array_record's own reader supports: copy the file to a local disk, or "
+            "write it without `transpose`"
         )
     if kind != _RECORDS or not 0 < size <= len(data) - _HEADER.size:
-        raise FormatError("is no chunk of records")
+        raise FormatError("is not a chunk of records")
     compression = data[_HEADER.size]
     sizes_bytes, place = varint(data, _HEADER.size + 1)
     sizes = _decompressed(compression, data[place : min(place + sizes_bytes, end)], count * _VARINT_BYTES)
@@ -108,13 +108,13 @@ def _opened(data: bytes, start: int) -> tuple[int, int, bytes, bytes]:
 
 
 def _checked(count: int, decoded_bytes: int, sizes: bytes, values: bytes) -> npt.NDArray[np.int64]:
-    """The sizes of the records, where they are what the chunk says of itself."""
+    """The sizes of the records, checked against the chunk header."""
     numbers = packed_numbers(sizes)
     total = int(numbers.sum())
     if len(numbers) != count or total != len(values) or total != decoded_bytes:
         raise FormatError(
-            f"is damaged: it should have {count} records of {decoded_bytes} bytes in all, but the sizes of "
-            f"{len(numbers)} come to {total}, and there are {len(values)} bytes"
+            f"is damaged: expected {count} records of {decoded_bytes} bytes in total, but found {len(numbers)} sizes "
+            f"with a sum of {total}, and {len(values)} bytes"
         )
     return numbers.astype(np.int64)
 
@@ -139,7 +139,7 @@ def _without_block_headers(data: bytes, start: int) -> bytes:
 
 @functools.cache
 def _decompressors() -> tuple[dict[int, Any], type[Exception]]:
-    """What decompresses into a buffer, by the kind of compression, and the error that it raises."""
+    """Functions that decompress into a buffer, by compression, and the exception type that they raise."""
     with needed_for("reading ArrayRecord files in object stores"):
         import cramjam
     into = {
@@ -151,7 +151,7 @@ def _decompressors() -> tuple[dict[int, Any], type[Exception]]:
 
 
 def _decompressed(compression: int, data: bytes, most: int) -> bytes:
-    """What was compressed: as much as it announces, which is at most what the chunk announces."""
+    """Decompressed data. The announced size must not exceed that of the chunk."""
     if compression == _UNCOMPRESSED:
         return data
     decompressors, refusal = _decompressors()
@@ -159,10 +159,10 @@ def _decompressed(compression: int, data: bytes, most: int) -> bytes:
     if decompress_into is None:
         raise FormatError(f"has an unknown compression, {chr(compression)!r}")
     size, place = varint(data, 0)
-    if size > min(most, _MOST_BYTES):
+    if size > min(most, _MAX_BYTES):
         raise FormatError(
-            f"is damaged, or not for us: {size} bytes are announced where the chunk has room for {most}, and at most "
-            f"{_MOST_BYTES} are decompressed"
+            f"is damaged or too large: it announces {size} bytes, its chunk has space for {most}, and at most "
+            f"{_MAX_BYTES} are decompressed"
         )
     values = np.empty(size, np.uint8)
     try:
@@ -170,12 +170,12 @@ def _decompressed(compression: int, data: bytes, most: int) -> bytes:
     except refusal as error:
         raise FormatError(f"is damaged: {error}") from error
     if written != size:
-        raise FormatError(f"is damaged: {written} bytes came of it instead of {size}")
+        raise FormatError(f"is damaged: it decompressed to {written} bytes instead of {size}")
     return values.tobytes()
 
 
 def varint(data: bytes, place: int) -> tuple[int, int]:
-    """The number of 64 bits at `place`, and where it ends. Raises FormatError."""
+    """The 64-bit number at `place`, and where it ends. Raises FormatError."""
     number = shift = 0
     while True:
         if place >= len(data):
@@ -191,7 +191,7 @@ def varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def packed_numbers(data: bytes | memoryview) -> npt.NDArray[np.uint64]:
-    """Numbers that follow one another, seven bits a byte, the lowest first; the last byte of each is below 128.
+    """Decode consecutive numbers: seven bits per byte, lowest first; the last byte of each is below 128.
 
     Raises FormatError.
     """
@@ -213,7 +213,7 @@ def packed_numbers(data: bytes | memoryview) -> npt.NDArray[np.uint64]:
 
 @functools.cache
 def _messages() -> dict[str, Any]:
-    """The messages at the end of a file."""
+    """The protobuf messages at the end of a file."""
     return message_types(
         "array_record",
         {
@@ -234,7 +234,7 @@ def _parsed(name: str, data: bytes) -> Any:
 
 
 POSTSCRIPT_BYTES = 1024
-"""All of a postscript is in so many bytes; zeros follow."""
+"""A postscript fits into this size and is padded with zeros."""
 _MAGIC = 0x71930E704FDAE05E
 _VERSION = 1
 _FOOTER_NUMBERS = 6
@@ -245,7 +245,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordPlaces:
-    """Where records lie.
+    """Location of records.
 
     Attributes:
         start: (chunks + 1,) chunk i is bytes [start[i], start[i + 1]) of the file.
@@ -260,31 +260,33 @@ class RecordPlaces:
         return int(self.first[-1])
 
     def chunk_of(self, record: Int64Array) -> Int64Array:
-        if self.records == len(self.first) - 1:  # one a chunk
+        if self.records == len(self.first) - 1:  # one per chunk
             return record
         return np.searchsorted(self.first, record, side="right") - 1
 
 
 def postscript_start(size_bytes: int) -> int:
-    """Where the postscript of a file begins. Raises FormatError when it is too short to have one."""
+    """Start of a file's postscript. Raises FormatError when the file is too short to have one."""
     if size_bytes < 2 * BLOCK_BYTES or size_bytes % BLOCK_BYTES:
-        raise FormatError(f"is no ArrayRecord file: {size_bytes} bytes are not a multiple of 64 KiB, or just one")
+        raise FormatError(
+            f"is not an ArrayRecord file: its {size_bytes} bytes are not a multiple of 64 KiB, or too few"
+        )
     return size_bytes - BLOCK_BYTES
 
 
 def footer_start(postscript: bytes, start: int) -> int:
-    """Where the footer begins, by the last `POSTSCRIPT_BYTES` of the file, from `start` on. Raises FormatError."""
+    """Start of the footer, from the last `POSTSCRIPT_BYTES` of the file, which begin at `start`. Raises FormatError."""
     try:
         found = _parsed("Postscript", chunk_records(postscript, start)[0])
     except FormatError as error:
-        raise FormatError(f"is no ArrayRecord file, or its end is missing: its postscript {error}") from error
+        raise FormatError(f"is not an ArrayRecord file, or its end is missing: its postscript {error}") from error
     if found.magic != _MAGIC or not 0 < found.footer_offset < start:
-        raise FormatError("is no ArrayRecord file: its postscript says something else")
+        raise FormatError("is not an ArrayRecord file: its postscript does not match")
     return found.footer_offset
 
 
 def read_places(footer: bytes, start: int) -> RecordPlaces:
-    """Take a footer apart: bytes of the file from `start` to the postscript. Raises FormatError."""
+    """Decode a footer: the bytes of the file from `start` to the postscript. Raises FormatError."""
     try:
         sizes, values = chunk_values(footer, start)
         metadata = _parsed("Metadata", values[: sizes[0]])
@@ -292,11 +294,13 @@ def read_places(footer: bytes, start: int) -> RecordPlaces:
     except FormatError as error:
         raise FormatError(f"has a damaged footer: it {error}") from error
     if not metadata.HasField("array_record_metadata"):
-        raise FormatError("has a damaged footer: it has no metadata of an ArrayRecord file")
-    said = metadata.array_record_metadata
-    if said.version != _VERSION:
-        raise FormatError(f"is an ArrayRecord file of version {said.version}; this release reads {_VERSION}")
-    chunks, records = said.chunks, said.records
+        raise FormatError("has a damaged footer: it has no ArrayRecord metadata")
+    declared = metadata.array_record_metadata
+    if declared.version != _VERSION:
+        raise FormatError(
+            f"is an ArrayRecord file of version {declared.version}; this release reads version {_VERSION}"
+        )
+    chunks, records = declared.chunks, declared.records
     if len(numbers) != _FOOTER_NUMBERS * chunks:
         raise FormatError(f"has a damaged footer: {len(numbers)} numbers do not describe {chunks} chunks")
     table = numbers.reshape(chunks, _FOOTER_NUMBERS)
@@ -305,12 +309,12 @@ def read_places(footer: bytes, start: int) -> RecordPlaces:
     np.cumsum(table[:, 5].astype(np.int64), out=first[1:])
     tagged = (table[:, ::2] == (_OFFSET_TAG, _DECODED_TAG, _RECORDS_TAG)).all()
     if not tagged or (np.diff(offsets) <= 0).any() or (np.diff(first) <= 0).any() or first[-1] != records:
-        raise FormatError(f"has a damaged footer: it does not say where {records} records lie")
+        raise FormatError(f"has a damaged footer: it does not locate the {records} records")
     return RecordPlaces(offsets, first)
 
 
 def find_places(store: ByteStore, paths: Sequence[str], sizes_bytes: Sequence[int]) -> list[RecordPlaces]:
-    """Read where the records of some files lie; two rounds of requests, each side by side. Raises ReadError."""
+    """Read the record locations of some files, in two rounds of parallel requests. Raises ReadError."""
     every = np.arange(len(paths))
     ends, begins, places = list[int](), list[int](), list[RecordPlaces]()
     for path, size in zip(paths, sizes_bytes, strict=True):
@@ -331,7 +335,7 @@ def find_places(store: ByteStore, paths: Sequence[str], sizes_bytes: Sequence[in
 def record_extents(
     places: Sequence[RecordPlaces], file: Int64Array, record: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """(n,) first byte of the chunk that holds each record, (n,) size of it, and (n,) which of its records that is."""
+    """(n,) first byte of the chunk of each record, (n,) size of the chunk, and (n,) index of the record in it."""
     start, size, within = np.empty((3, len(record)), np.int64)
     for number in np.unique(file).tolist():
         here = np.flatnonzero(file == number)
@@ -345,9 +349,9 @@ def record_extents(
 def read_records(
     store: ByteStore, paths: Sequence[str], places: Sequence[RecordPlaces], file: Int64Array, record: Int64Array
 ) -> list[bytes]:
-    """Read records of some files in the order asked for; a chunk of several is read and decompressed once.
+    """Read records of some files in the order requested. Each chunk is read and decompressed once.
 
-    Files ascend, and records within each. Raises ReadError, which names the record.
+    Files must ascend, and records within each. Raises ReadError, which names the record.
     """
     start, size, within = record_extents(places, file, record)
     new = np.ones(len(record), np.bool_)
@@ -371,15 +375,15 @@ def read_records(
     for number, place, chunk in zip(range(len(record)), within.tolist(), (np.cumsum(new) - 1).tolist(), strict=True):
         if place >= len(chunks[chunk]):
             raise ReadError(
-                f"{paths[int(file[number])]}: record {int(record[number])}: its chunk has fewer records than the "
-                f"footer says"
+                f"{paths[int(file[number])]}: record {int(record[number])}: its chunk has fewer records than "
+                f"the footer lists"
             )
         found.append(chunks[chunk][place])
     return found
 
 
 class ArrayRecordObject:
-    """One file in an object store, as `ArrayRecordFile` is one on this machine. Raises ReadError."""
+    """One file in an object store, the counterpart of `ArrayRecordFile`. Raises ReadError."""
 
     def __init__(self, url: str) -> None:
         self._store = remote_files(storage_settings())
@@ -389,7 +393,7 @@ class ArrayRecordObject:
         self.records = self._places[0].records
 
     def read(self, records: list[int]) -> list[bytes]:
-        """Read records, ascending. Raises ReadError when one cannot be read; names it."""
+        """Read records in ascending order. Raises ReadError, which names the record."""
         numbers = np.array(records, np.int64)
         return read_records(self._store, [self._url], self._places, np.zeros_like(numbers), numbers)
 

@@ -34,11 +34,11 @@ File = TypeVar("File", ArrayRecordFile, RecordPlaces)
 
 
 class OpenFiles(Generic[File]):
-    """What stays open, or in memory, of the files that were used last. Thread-safe; in a forked child there are none.
+    """An LRU cache of open files, or of their record locations. Thread-safe. Empty in a forked child.
 
     Args:
-        max_files: Least recently used files beyond this number are let go of.
-        max_records: The same by the records of all of them together: memory, 15 to 20 bytes each.
+        max_files: Maximum number of files.
+        max_records: Maximum number of records of all files together, which limits memory: 15 to 20 bytes each.
     """
 
     def __init__(self, *, max_files: int = 256, max_records: int = 10_000_000) -> None:
@@ -55,7 +55,7 @@ class OpenFiles(Generic[File]):
             return self._open.get(path)
 
     def put(self, path: str, file: File) -> File:
-        """Keep a file open, and let go of others."""
+        """Add an open file, and evict others above the limits."""
         max_files, max_records = self._limits
         with self._lock:
             self._open[path] = file
@@ -70,7 +70,7 @@ class OpenFiles(Generic[File]):
 
 
 class LocalRecords:
-    """A `RecordReader`. Files stay open, as many as `OpenFiles` keeps, and are looked at behind each read."""
+    """A `RecordReader` of local files. Keeps files open within `OpenFiles` limits, and checks them after reads."""
 
     def __init__(self, shards: RecordShards) -> None:
         self._shards = shards
@@ -87,8 +87,8 @@ class LocalRecords:
             try:
                 found += file.read(records[ends[place] : ends[place + 1]])
             finally:
-                if self._look(number) != self._written[number]:
-                    raise self._shards.stale(number, "it was changed while it was read")
+                if self._size_and_mtime(number) != self._written[number]:
+                    raise self._shards.stale(number, "it changed during the read")
         return found
 
     def _file(self, shard: int) -> ArrayRecordFile:
@@ -96,7 +96,7 @@ class LocalRecords:
         if shard in self._written:
             return self._files.get(path) or self._files.put(path, ArrayRecordFile(path))
         expected = self._shards.size_bytes[shard]
-        size, written_ns = self._look(shard)
+        size, written_ns = self._size_and_mtime(shard)
         if size != expected:
             raise self._shards.stale(shard, f"it has {size} bytes, not {expected}")
         file = self._files.get(path) or self._files.put(path, ArrayRecordFile(path))
@@ -104,8 +104,8 @@ class LocalRecords:
         self._written[shard] = size, written_ns
         return file
 
-    def _look(self, shard: int) -> tuple[int, int]:
-        """Size, and time of modification in ns, of a file as it is now."""
+    def _size_and_mtime(self, shard: int) -> tuple[int, int]:
+        """Current size of a file, and its modification time in ns."""
         path = self._shards.paths[shard]
         try:
             status = os.stat(path)
@@ -118,12 +118,12 @@ class LocalRecords:
 
 
 class ObjectRecords:
-    """A `RecordReader`.
+    """A `RecordReader` of objects.
 
-    It stays known where the records of a file lie, 16 bytes a record, for the files used last: ten million records.
+    Keeps the record locations of the files used last, up to ten million records at 16 bytes each.
 
     Args:
-        store: Where they lie.
+        store: The objects' store.
     """
 
     def __init__(self, shards: RecordShards, store: RemoteFiles) -> None:
@@ -136,25 +136,25 @@ class ObjectRecords:
         return read_records(self.store, paths, places, file, record)
 
     def extents(self, shard: Int64Array, record: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """(n,) where the chunk of each record begins in its file, and (n,) size of it. Raises like `read`."""
+        """(n,) offset and (n,) size of the chunk of each record. Raises like `read`."""
         _, places, file = self._files(shard)
         return record_extents(places, file, record)[:2]
 
     def _files(self, shard: Int64Array) -> tuple[list[str], list[RecordPlaces], Int64Array]:
-        """Files that are asked for, where their records lie, and (n,) which of these files each number means."""
+        """The files used, their record locations, and (n,) the index of each number's file among them."""
         numbers, file = np.unique(shard, return_inverse=True)
         wanted: list[int] = numbers.tolist()
         paths = [self._shards.paths[number] for number in wanted]
         places = [self._places.get(path) for path in paths]
         unknown = [place for place, known in enumerate(places) if known is None]
         if unknown:
-            for place, found in zip(unknown, self._look([wanted[place] for place in unknown]), strict=True):
+            for place, found in zip(unknown, self._find_places([wanted[place] for place in unknown]), strict=True):
                 places[place] = found
                 self._places.put(paths[place], found)
         return paths, places, file.reshape(-1)  # type: ignore[return-value]
 
-    def _look(self, numbers: Sequence[int]) -> list[RecordPlaces]:
-        """Compare files with the index, and read where their records lie."""
+    def _find_places(self, numbers: Sequence[int]) -> list[RecordPlaces]:
+        """Compare files with the index, and read their record locations."""
         shards = self._shards
         paths = [shards.paths[number] for number in numbers]
         sizes = [shards.size_bytes[number] for number in numbers]
@@ -178,13 +178,13 @@ class ObjectRecords:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordShards:
-    """The files by their numbers in the index.
+    """The files by their number in the index.
 
     Attributes:
-        location: The dataset, as messages name it.
+        location: The dataset, for messages.
         paths: Path or URL of each file.
-        size_bytes: Of each, when it was indexed.
-        records: How many each had then.
+        size_bytes: Size of each when it was indexed.
+        records: Number of records of each when it was indexed.
     """
 
     location: str
@@ -198,18 +198,18 @@ class RecordShards:
         return RecordShards(folder.location, paths, index.shard_bytes.tolist(), np.diff(index.shard_first).tolist())
 
     def stale(self, shard: int, found: str) -> StaleIndexError:
-        """The error that says that a file is not the one that was indexed."""
+        """The error for a file that differs from the indexed one."""
         return self.changed(f"{self.paths[shard]}: {found}")
 
     def changed(self, found: str) -> StaleIndexError:
-        """The same, where it is said already which file it is."""
+        """The same, for a text that already names the file."""
         return StaleIndexError(
-            f"{found}; the file was changed after it was indexed: run `energon-grain prepare {self.location} "
+            f"{found}; the file changed after it was indexed: run `energon-grain prepare {self.location} "
             f"--tar-index-only`"
         )
 
     def check_records(self, shard: int, records: int) -> None:
-        """Raise StaleIndexError where a file has another number of records than when it was indexed."""
+        """Raise StaleIndexError if the number of records differs from that in the index."""
         if records != self.records[shard]:
             raise self.stale(shard, f"it has {records} records, not {self.records[shard]}")
 
@@ -218,34 +218,34 @@ class RecordReader(Protocol):
     """Reads records of a dataset's files. Thread-safe."""
 
     def read(self, shard: Int64Array, record: Int64Array) -> list[bytes]:
-        """Read records in the order asked for.
+        """Read records in the order requested.
 
         Args:
             shard: (n,) number of the file, ascending.
             record: (n,) number in it, ascending within each.
 
         Raises:
-            StaleIndexError: A file has another size or number of records than when it was indexed.
-            ReadError: A file is gone, or a record cannot be read.
+            StaleIndexError: The size or number of records of a file differs from that in the index.
+            ReadError: A file is missing, or a record cannot be read.
         """
         ...
 
     def close(self) -> None:
-        """Let go of files; reading again opens them anew."""
+        """Close files. The next read opens them again."""
         ...
 
 
 class ArrayRecordRows(IndexedRows):
     """The samples of all ArrayRecord files of a prepared dataset.
 
-    A record is read whole, whatever parts are wanted of it. A read takes all records of a file at once. Opening maps
-    the columnar index and reads no file; the first read from a file checks that it is the one that was indexed, by its
-    size and number of records, and every read that records have the keys of the index.
+    A record is always read whole. A read takes all requested records of a file at once. Opening maps the columnar index
+    and reads no file. The first read of a file compares its size and number of records with the index, and every read
+    compares the keys.
 
-    Files on this machine are read by array_record's own reader, those in an object store by ranges of bytes: then
-    records may be compressed, and in groups, but not transposed.
+    Local files are read by array_record's own reader. Files in an object store are read by byte ranges: their records
+    may be compressed, and in groups, but not transposed.
 
-    Thread-safe and picklable (paths only); in a forked process files are opened anew.
+    Thread-safe and picklable (paths only). A forked process opens the files again.
 
     Arguments: see `WebDatasetSource`.
 
@@ -258,7 +258,7 @@ class ArrayRecordRows(IndexedRows):
         encoding = read_records_file(self._folder.local)
         if encoding is None:
             raise DatasetNotFoundError(
-                f"{self.path}: there is no {META_FOLDER}/{RECORDS_JSON}, so it is not prepared as ArrayRecord files; "
+                f"{self.path}: {META_FOLDER}/{RECORDS_JSON} is missing, so it is not prepared as ArrayRecord files; "
                 f"run `{preparing(self._folder.local)} --records {'|'.join(RECORD_ENCODINGS)}`"
             )
         self._decode = record_decoder(encoding)
@@ -272,7 +272,7 @@ class ArrayRecordRows(IndexedRows):
         return () if self._objects is None else (self._objects.store,)
 
     def extents(self, numbers: Int64Array) -> list[RemoteExtents]:
-        """See `Rows.extents`. array_record's own reader keeps to itself where records lie in files of this machine."""
+        """See `Rows.extents`. Empty for local files: array_record's own reader does not expose offsets."""
         objects = self._objects
         if objects is None:
             return []
@@ -282,7 +282,7 @@ class ArrayRecordRows(IndexedRows):
         return [remote_extents(objects.store, self._shards.paths, shard, start, size, np.arange(len(numbers)))]
 
     def read_rows(self, numbers: Int64Array) -> RawBatch:
-        """See `Rows.read_rows`. Raises StaleIndexError if a file is not the one that was indexed."""
+        """See `Rows.read_rows`. Raises StaleIndexError if a file differs from the indexed one."""
         keys = self._index.keys(numbers)
         rows = self._records(numbers, keys)
         names = self._index.shards
@@ -298,16 +298,15 @@ class ArrayRecordRows(IndexedRows):
         return batch
 
     def _records(self, samples: Int64Array, keys: list[str]) -> list[Mapping[str, PartValue]]:
-        """Read and take apart records; repeated ones are read once.
+        """Read and decode records; repeated ones are read once.
 
         Args:
             samples: (n,) numbers in the dataset, in any order.
-            keys: Theirs, by the index.
+            keys: Their keys in the index.
 
         Raises:
-            StaleIndexError: A file has another size or number of records than when it was indexed, or a record is not
-                the sample that the index says.
-            ReadError: A file is gone, or a record cannot be read.
+            StaleIndexError: The size or number of records of a file, or the key of a record, differs from the index.
+            ReadError: A file is missing, or a record cannot be read.
         """
         wanted, first, back = np.unique(samples, return_index=True, return_inverse=True)
         shard = self._shard_of(wanted)
@@ -340,9 +339,9 @@ class ArrayRecordSource(IndexedSource):
 def _columns(
     rows: Sequence[Mapping[str, PartValue]], known: Sequence[str], wanted: set[str] | None
 ) -> tuple[dict[str, list[PartValue | None]], list[tuple[str, ...]] | None]:
-    """One list for each part name, and the orders of parts, as `RawBatch` has both.
+    """One list per part name, and the orders of parts, as in `RawBatch`.
 
-    Where these differ, the columns are in the order of the names that are `known`, as those of tars.
+    If the orders differ, columns are in the order of the names in `known`, as for tars.
     """
     if not rows:
         return {}, None
@@ -358,9 +357,9 @@ def _columns(
 
 
 class ArrayRecordFileStore(IndexedFileStore[Any]):
-    """Reads single parts of samples; a key is the sample's key and the part's name with a dot between: `000012.jpg`.
+    """Reads single parts of samples. A key is the sample's key, a dot and the part's name: `000012.jpg`.
 
-    The record of a sample is read whole, once for all of its parts that are asked for together. See `IndexedFileStore`.
+    The record of a sample is read whole, once for all of its requested parts. See `IndexedFileStore`.
     """
 
     _kind = ArrayRecordRows
@@ -372,7 +371,7 @@ class ArrayRecordFileStore(IndexedFileStore[Any]):
         return self._with_sources(keys, samples, (record[name] for record, name in zip(records, names, strict=True)))
 
     def _find(self, key: str) -> tuple[int, int] | None:
-        """Keys of records may have dots, and so may names of parts."""
+        """Keys of records may contain dots, and so may names of parts."""
         dot = key.find(".")
         while dot >= 0:
             part = key[dot + 1 :]
@@ -384,6 +383,6 @@ class ArrayRecordFileStore(IndexedFileStore[Any]):
 
     def _why_not(self, key: str) -> str:
         return (
-            f"there is no part {key!r}; a key is the key of a sample, a dot, and the name of one of its parts. There "
-            f"are parts {', '.join(list(self._parts)[:10])}"
+            f"no part {key!r}; a key is the key of a sample, a dot and the name of a part, one of "
+            f"{', '.join(list(self._parts)[:10])}"
         )

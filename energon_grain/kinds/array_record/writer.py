@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing samples as msgpack records of an ArrayRecord file, and reading them back."""
+"""Writes samples as msgpack records of an ArrayRecord file, and reads them back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RECORDS_AT_ONCE = 64
 
 
 class RecordsFile:
-    """Samples as msgpack records of an ArrayRecord file, each compressed by itself or not at all."""
+    """Samples as msgpack records of an ArrayRecord file, each compressed separately or not at all."""
 
     def __init__(self, path: Path, compression: Compression) -> None:
         with needed_for("writing ArrayRecord files"):
@@ -31,14 +31,14 @@ class RecordsFile:
         self.end = 0
 
     def add(self, key: str, parts: Mapping[str, bytes]) -> tuple[list[int], int]:
-        """Write a sample; give the offset of each part, and where the sample ends, as a scan counts them."""
+        """Write a sample; return the offset of each part and the end of the sample, counted as in a scan."""
         if KEY in parts:
-            raise UnfitSampleError(f"sample {key!r} has a part {KEY!r}, which in records is the key")
+            raise UnfitSampleError(f"sample {key!r} has a part {KEY!r}, which records use for the key; rename the part")
         try:
             record = self._encoder.encode({KEY: key, **parts})
         except UnicodeEncodeError as error:
             raise UnfitSampleError(
-                f"sample {key!r}: its key or the name of a part is not UTF-8, as records need"
+                f"sample {key!r}: its key or a part name is not UTF-8, which records require; rename it"
             ) from error
         except msgspec.EncodeError as error:
             raise UnfitSampleError(f"sample {key!r}: a part is too large for a record: {error}") from error

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of zarr and N5. Rows are samples."""
+"""Zarr and N5 arrays. Rows are samples."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which arrays (zarr v2 and v3, N5) lie where, by their metadata files; TensorStore reads these when it opens one.
+"""Finds arrays (zarr v2 and v3, N5) by their metadata files, which TensorStore reads when it opens an array.
 
-This does not load TensorStore, so it can be asked of any folder.
+This does not load TensorStore, so any folder can be checked cheaply.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _JSON = Form(dict[str, Any])
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArrayFolder:
-    """A folder with an array: `name` is that in its group, `driver` what TensorStore calls its format."""
+    """A folder with an array. `name` is its name in the group, `driver` TensorStore's name of the format."""
 
     name: str
     location: str
@@ -33,8 +33,8 @@ class ArrayFolder:
     metadata: bytes
 
 
-def look_at(location: str, name: str = "") -> ArrayFolder | bool:
-    """The array that lies in a folder; True where it is a group of arrays, False where there is neither.
+def find_array(location: str, name: str = "") -> ArrayFolder | bool:
+    """The array in a folder; True for a group of arrays, False if there is neither.
 
     Raises FormatError and ReadError.
     """
@@ -49,16 +49,16 @@ def look_at(location: str, name: str = "") -> ArrayFolder | bool:
     if (data := _content(location, ".zarray")) is not None:
         return array("zarr", data)
     if (data := _content(location, "attributes.json")) is not None:
-        said = _parsed(location, "attributes.json", data)
-        if said.get("dimensions") is not None or "n5" in said:
-            return array("n5", data) if said.get("dimensions") is not None else True
+        parsed = _parsed(location, "attributes.json", data)
+        if parsed.get("dimensions") is not None or "n5" in parsed:
+            return array("n5", data) if parsed.get("dimensions") is not None else True
     return _content(location, ".zgroup") is not None
 
 
 def is_array_folder(location: str) -> bool:
-    """Whether a folder holds an array or a group, by its metadata file. A damaged file says yes. Raises ReadError."""
+    """Whether a folder is an array or a group, by its metadata file. True for damaged metadata. Raises ReadError."""
     try:
-        return bool(look_at(location))
+        return bool(find_array(location))
     except FormatError:
         return True
     except ReadError:
@@ -68,37 +68,37 @@ def is_array_folder(location: str) -> bool:
 
 
 def the_array(location: str) -> ArrayFolder:
-    """The array that lies in a folder. Raises DatasetNotFoundError, FormatError and ReadError."""
-    found = look_at(location, name=Path(name_of(location)).stem)
+    """The array in a folder. Raises DatasetNotFoundError, FormatError and ReadError."""
+    found = find_array(location, name=Path(name_of(location)).stem)
     if isinstance(found, ArrayFolder):
         return found
-    what = "a group; name one of the arrays in it" if found else _what_is(location)
-    raise DatasetNotFoundError(f"{location}: here must be a zarr (v2, v3) or N5 array, but there is {what}")
+    what = "a group; name one of its arrays" if found else _what_is(location)
+    raise DatasetNotFoundError(f"{location}: expected a zarr (v2, v3) or N5 array, found {what}")
 
 
 def arrays_of(location: str) -> tuple[ArrayFolder, ...]:
-    """The arrays that lie directly in a group, by ascending names; an array is a group of one.
+    """The arrays directly in a group, by ascending name; a single array is a group of one.
 
-    Groups in the group are passed over, and so are folders whose names begin with `.` or `__`, which zarr reserves.
+    Nested groups are skipped, and so are folders whose names begin with `.` or `__`, which zarr reserves.
     Raises DatasetNotFoundError, FormatError and ReadError.
     """
-    alone = look_at(location, name=Path(name_of(location)).stem)
+    alone = find_array(location, name=Path(name_of(location)).stem)
     if isinstance(alone, ArrayFolder):
         return (alone,)
     if not alone:
-        raise DatasetNotFoundError(f"{location}: here must be a zarr (v2, v3) or N5 array or group, but there is none")
+        raise DatasetNotFoundError(f"{location}: expected a zarr (v2, v3) or N5 array or group, found neither")
     arrays: list[ArrayFolder] = []
     groups: list[str] = []
     for name in sorted(_folders(location)):
         if name.startswith((".", "__")):
             continue
-        found = look_at(join(location, name), name)
+        found = find_array(join(location, name), name)
         if isinstance(found, ArrayFolder):
             arrays.append(found)
         elif found:
             groups.append(name)
     if not arrays:
-        advice = f"; groups in it are not followed, name one of them: {', '.join(groups)}" if groups else ""
+        advice = f"; its groups are not searched, name one of them: {', '.join(groups)}" if groups else ""
         raise DatasetNotFoundError(f"{location}: is a group without an array{advice}")
     return tuple(arrays)
 
@@ -106,15 +106,14 @@ def arrays_of(location: str) -> tuple[ArrayFolder, ...]:
 def _folders(location: str) -> set[str]:
     """The folders in a group.
 
-    Object stores list all that lies in a folder, every chunk; so there the group's own (consolidated) metadata are
-    asked first.
+    Object stores list every chunk below a folder, so in a store the group's (consolidated) metadata are tried first.
     """
     if not is_url(location):
         return {entry.name for entry in os.scandir(location) if entry.is_dir()}
     for file in ("zarr.json", ".zmetadata"):
         data = _content(location, file)
-        said = None if data is None else _parsed(location, file, data)
-        consolidated = said.get("consolidated_metadata") if said is not None and file == "zarr.json" else said
+        parsed = None if data is None else _parsed(location, file, data)
+        consolidated = parsed.get("consolidated_metadata") if parsed is not None and file == "zarr.json" else parsed
         if isinstance(consolidated, dict) and isinstance(consolidated.get("metadata"), dict):
             return {path.partition("/")[0] for path in consolidated["metadata"]}
     return {name.partition("/")[0] for name in shared_client(storage_settings()).list(location) if "/" in name}
@@ -127,7 +126,7 @@ def _what_is(location: str) -> str:
 
 
 def _content(location: str, name: str) -> bytes | None:
-    """A file in a folder, None where there is none."""
+    """Content of a file in a folder, None if it is missing."""
     try:
         return read_whole(join(location, name))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -143,4 +142,4 @@ def _parsed(location: str, name: str, data: bytes) -> dict[str, Any]:
         return _JSON.from_json(data)
     except msgspec.MsgspecError as error:
         where = join(location, name)
-        raise FormatError(f"{where}: {error}; it is not the metadata of an array, write the array anew") from error
+        raise FormatError(f"{where}: {error}; the file is not valid array metadata; write the array again") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of zarr and N5 as a kind of data."""
+"""Zarr and N5 arrays as a kind of data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _open(location: str, parts: PartFilter) -> Opened:
 
 def _hint(location: str, _: Collection[str]) -> str | None:
     is_array = is_array_folder(location)
-    return "is an array, which is read as it is: it has no shards, indices or splits" if is_array else None
+    return "is an array, which needs no preparation: it has no shards, indices or splits" if is_array else None
 
 
 ARRAY = Kind(
@@ -27,7 +27,7 @@ ARRAY = Kind(
     described="an array",
     open=_open,
     marked=lambda at: is_array_folder(at.location),
-    takes_no_columns="; one with a number a row, in the same group, is a column of it",
+    takes_no_columns="; an array with one number per row in the same group is already a column",
     joined_by="array",
     rows=ArraySource,
     hint=_hint,

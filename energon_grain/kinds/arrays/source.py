@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of arrays (zarr v2 and v3, N5) on this machine or in object stores, opened and read by TensorStore.
+"""Rows of local and remote arrays (zarr v2 and v3, N5), opened and read by TensorStore.
 
-TensorStore reads and decompresses in threads of its own. So that these have work, reads are issued before earlier ones
-are awaited, up to a bound on the chunks that are on the way; so that no thread waits for one array's last chunk, all
-arrays of a sample share that bound. Chunks are kept in one cache a process.
+TensorStore reads and decompresses in its own threads. To keep them busy, reads are issued before earlier ones are
+awaited, up to a limit on the chunks in flight. All arrays of a sample share this limit, so no thread waits for the last
+chunk of one array. Each process has one chunk cache.
 
-Its threads do not outlive a fork, and it ends a forked process that uses it (`fork() use detected`): such a process is
-refused here, with the ways to start it instead. Copies of a source in other processes open what they read anew, when
-they first read it.
+TensorStore's threads do not survive a fork, and it aborts a forked process that uses it (`fork() use detected`).
+Therefore we refuse such a process with an error that names other ways to start processes. Copies of a source in other
+processes open their arrays on first read.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from energon_grain.storage.settings import StorageSettings, storage_settings
 Int64Array = npt.NDArray[np.int64]
 
 CACHE_BYTES = 256 << 20
-"""Chunks that are kept, decompressed, for the next read: of all local arrays of a process together, and as much of all
+"""Size of the cache of decompressed chunks: for all local arrays of a process together, and the same again for all
 remote ones."""
 IN_FLIGHT_BYTES = 64 << 20
-"""Chunks that one read decompresses at a time, of all arrays together; one chunk at least."""
+"""Maximum size of the chunks that one read decompresses at a time, for all arrays together; at least one chunk."""
 _READS_IN_FLIGHT = 8
-"""Into about how many reads that is cut."""
+"""Approximate number of reads that `IN_FLIGHT_BYTES` are split into."""
 _SLICED_ROWS = 64
-"""A read costs 20 µs, and a row that is picked 0.4 µs more than one in a slice: from this length on, runs of
-consecutive rows are read as slices."""
+"""A read costs 20 µs, and a single row 0.4 µs more than a row in a slice: runs of at least this many consecutive rows
+are read as slices."""
 _DIGESTED_BYTES = 1 << 20
-_NO_NUMBERS = "OSUMm"
-_WAY_OUT = "; in a group, leave it out by part_filter"
+_NON_NUMERIC_KINDS = "OSUMm"
+_EXCLUDE_ADVICE = "; in a group, exclude it by part_filter"
 _UNREACHABLE = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "PERMISSION_DENIED", "UNAUTHENTICATED")
-"""What TensorStore's messages begin with where the array itself may be all right."""
+"""Prefixes of TensorStore errors that do not mean a damaged array."""
 _STALLED_BYTES_PER_S = 1024
 
 _forked = False
@@ -77,13 +77,12 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class ArraySource:
-    """The rows of an array: what is at each place of its first axis. A sample is a row, its one part has no name.
+    """The rows of an array: the entries along its first axis. A sample is a row with one unnamed part.
 
-    A read takes the chunks that hold a wanted row, once each, some at a time and these at once, so that its memory
-    does not grow with the number of rows asked for but for the rows themselves. Rows that were never written have the
-    array's fill value.
+    A read reads each chunk with a requested row once, a few at a time, so memory grows only with the rows returned.
+    Rows that were never written have the array's fill value.
 
-    Thread-safe and picklable: a copy opens the array when it first reads.
+    Thread-safe and picklable: a copy opens the array on first read.
 
     Args:
         path: The array's folder, or its URL in an object store.
@@ -91,15 +90,15 @@ class ArraySource:
     Attributes:
         path: The array's folder or URL.
         shape: Rows first; empty for a single number.
-        dtype: Of its elements; not all are numbers.
-        type_name: The type as the format calls it.
-        file_shape: Shape of what lies in one file, a chunk or shard.
-        lost_by_fork: TensorStore's threads do not outlive a fork.
+        dtype: Of its elements; may be non-numeric.
+        type_name: The format's name of the type.
+        file_shape: Shape of the data in one file, a chunk or shard.
+        lost_by_fork: TensorStore's threads do not survive a fork.
 
     Raises:
         DatasetNotFoundError: There is no array.
-        FormatError: Its metadata is damaged, or TensorStore reads no arrays of this kind.
-        ConfigError: It is a single number, or one of texts or other things that are no numbers.
+        FormatError: Its metadata is damaged, or TensorStore does not support it.
+        ConfigError: It is a single number, or its elements are not numbers.
         EmptyDatasetError: It has zero rows.
         ReadError: Its metadata or the store cannot be read.
         WorkerError: This process was forked from one that had loaded TensorStore.
@@ -131,53 +130,55 @@ class ArraySource:
             self.check_rows()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_content_id": ""}  # a copy looks at the files itself
+        return {**self.__dict__, "_store": None, "_content_id": ""}  # a copy checks the files itself
 
     def __repr__(self) -> str:
         return f"ArraySource({self.path!r}, rows={len(self)}, row={self.dtype}{list(self.row_shape)})"
 
     def __len__(self) -> int:
-        """How many rows there are; a single number has none."""
+        """Number of rows; zero for a single number."""
         return self.shape[0] if self.shape else 0
 
     def check_rows(self) -> None:
-        """Raise ConfigError unless there are rows of numbers; EmptyDatasetError where there are zero."""
-        if self.dtype.kind in _NO_NUMBERS or self.dtype.type is np.void or not self.dtype.itemsize:
+        """Raise ConfigError unless there are rows of numbers, and EmptyDatasetError if there are none."""
+        if self.dtype.kind in _NON_NUMERIC_KINDS or self.dtype.type is np.void or not self.dtype.itemsize:
             raise ConfigError(
-                f"{self.path}: its elements are of type {self.type_name}; rows can be arrays of plain numbers "
-                f"only{_WAY_OUT}"
+                f"{self.path}: its elements are of type {self.type_name}, but rows must be arrays of plain "
+                f"numbers{_EXCLUDE_ADVICE}"
             )
         if not self.shape:
-            raise ConfigError(f"{self.path}: is a single number without a first axis, so it has no rows{_WAY_OUT}")
+            raise ConfigError(f"{self.path}: is a single number, so it has no rows{_EXCLUDE_ADVICE}")
         if not len(self):
-            raise EmptyDatasetError(f"{self.path}: the array has shape {list(self.shape)}, so it has no rows{_WAY_OUT}")
+            raise EmptyDatasetError(
+                f"{self.path}: the array has shape {list(self.shape)}, so it has no rows{_EXCLUDE_ADVICE}"
+            )
 
     @property
     def content_id(self) -> str:
-        """16 hex digits: of shape, type, and the beginning of the files with the first and the last row.
+        """16 hex digits from shape, type, and the beginning of the files with the first and the last row.
 
-        So an array that was computed anew is noticed, and one of which only rows in between were written again is not.
-        The files are read when it is first asked for.
+        It detects an array that was computed again, but not one with changes only in rows between. The files are read
+        on first access.
         """
         if not self._content_id:
             self._content_id = self.digest(self.dtype.name)
         return self._content_id
 
     def digest(self, type_name: str) -> str:
-        """The same with another name of the type. Raises ReadError when a file cannot be read."""
+        """The content id with another type name. Raises ReadError when a file cannot be read."""
         digest = hashlib.blake2b(encode_json([list(self.shape), type_name]), digest_size=8)
         for name in sorted({self._file_of(row) for row in (0, len(self) - 1)} if len(self) else ()):
             digest.update(b"\0" + name.encode() + b"\0" + read_beginning(join(self.path, name), _DIGESTED_BYTES))
         return digest.hexdigest()
 
     def _file_of(self, row: int) -> str:
-        """The file, relative to the array's folder, that holds the beginning of a row."""
+        """The file with the beginning of a row, relative to the array's folder."""
         before, separator = self._file_names
         return before + separator.join(map(str, [row // self.file_shape[0], *(0 for _ in self.shape[1:])]))
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of one row; () where the array has one axis."""
+        """Shape of one row; () for an array with one axis."""
         return self.shape[1:]
 
     @property
@@ -190,10 +191,10 @@ class ArraySource:
         return int(self.opened().chunk_layout.read_chunk.shape[0])
 
     def read(self, indices: Int64Array) -> RawBatch:
-        """Read rows in the order asked for, each an array of its own; repeated indices are fine.
+        """Read rows in the order requested, each as a separate array; indices may repeat.
 
-        Raises IndexError, ReadError, FormatError, StaleIndexError (the array has another shape or type now than when it
-        was opened) and WorkerError (this process was forked from one that had loaded TensorStore).
+        Raises IndexError, ReadError, FormatError, StaleIndexError (the shape or type changed since the array was
+        opened) and WorkerError (this process was forked from one that had loaded TensorStore).
         """
         rows = read_arrays([self], self.check(indices))[0]
         shards = [name_of(self.path)] * len(rows)
@@ -204,7 +205,7 @@ class ArraySource:
         return list(map(str, self.check(indices).tolist()))
 
     def sizes(self, indices: Int64Array) -> Int64Array:
-        """(n,) bytes of each row: the same for all. Raises IndexError when an index is out of range."""
+        """(n,) bytes of each row, the same for all. Raises IndexError when an index is out of range."""
         return np.full(len(self.check(indices)), self.row_bytes, np.int64)
 
     @property
@@ -214,11 +215,11 @@ class ArraySource:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The array itself, without a name, where a row is one number."""
+        """The array itself, unnamed, if a row is one number."""
         return ("",) if self.is_column else ()
 
     def column(self, name: str, indices: Int64Array | slice) -> npt.NDArray[Any]:
-        """(n,) the rows of an array that `is_column`, all at once. Raises as `read`, and KeyNotFoundError."""
+        """(n,) rows of an array that `is_column`, read at once. Raises as `read`, and KeyNotFoundError."""
         self.column_id(name)
         rows = np.arange(len(self))[indices] if isinstance(indices, slice) else self.check(indices)
         if not len(rows):
@@ -232,11 +233,11 @@ class ArraySource:
     def column_id(self, name: str) -> str:
         """The `content_id`. Raises KeyNotFoundError."""
         if name not in self.columns:
-            raise KeyNotFoundError(f"{self.path}: there is no column {name!r} in the rows of an array")
+            raise KeyNotFoundError(f"{self.path}: the rows of the array have no column {name!r}")
         return self.content_id
 
     def locate(self, index: int) -> SampleLocation:
-        """Where a row lies: the file with its beginning, and its bytes as counted in the uncompressed array.
+        """Location of a row: the file with its beginning, and its byte range in the uncompressed array.
 
         Raises IndexError when `index` is out of range.
         """
@@ -255,11 +256,11 @@ class ArraySource:
         return in_range(indices, len(self), where=self.path, what="row")
 
     def close(self) -> None:
-        """Let go of the array; reading again opens it anew. What is cached of it stays."""
+        """Close the array. The next read opens it again. Cached chunks stay."""
         self._store = None
 
     def opened(self) -> Any:
-        """The `tensorstore.TensorStore`. Threads that come here at once may open it twice: no harm.
+        """The `tensorstore.TensorStore`. Concurrent calls may open it twice, which is harmless.
 
         Raises StaleIndexError, FormatError and WorkerError.
         """
@@ -268,30 +269,30 @@ class ArraySource:
             store = _await(self.path, _opening(self.path, self._driver, self._settings))
             if store.shape != self.shape or store.dtype.numpy_dtype != self.dtype:
                 raise StaleIndexError(
-                    f"{self.path}: is {store.dtype.name}{list(store.shape)} now, and was {self.dtype}"
-                    f"{list(self.shape)} when it was opened; start again, and let nothing write to it meanwhile"
+                    f"{self.path}: is {store.dtype.name}{list(store.shape)}, but was {self.dtype}{list(self.shape)} "
+                    f"when it was opened; restart, and do not write to the array during the run"
                 )
             self._store = store
         return store
 
 
 class ArrayGroupRows(Rows):
-    """The rows of a zarr array (v2, v3) or an N5 array, or of all that lie directly in a group.
+    """The rows of a zarr array (v2, v3) or an N5 array, or of all arrays directly in a group.
 
-    A part of a sample is a row as a numpy array, whose name is that of the array; an array that stands alone has its
-    folder's name without the ending: `embeddings` of `embeddings.zarr`. The key of a sample is its row's number.
+    A part of a sample is a row as a numpy array, named after its array. A standalone array has its folder's name
+    without the ending: `embeddings` for `embeddings.zarr`. The key of a sample is its row number.
 
-    A read issues the reads of all arrays before it awaits any. Of arrays that are not wanted only the metadata is read.
-    What `ArraySource` says of forks and of copies holds here too.
+    A read issues the reads of all arrays before it awaits any. For excluded arrays only the metadata is read. The notes
+    of `ArraySource` on forks and copies apply.
 
     Args:
         path: Folder of the array or group, or its URL in an object store.
-        parts: Which arrays to read, names or a predicate.
+        parts: Arrays to read: names or a predicate.
 
     Raises:
-        ConfigError: The arrays to be read differ in length, one of them holds no numbers or is a single number, or none
-            is to be read.
-        EmptyDatasetError: An array to be read has no row.
+        ConfigError: The selected arrays differ in length, one of them is not numeric or is a single number, or none is
+            selected.
+        EmptyDatasetError: A selected array has no rows.
         DatasetNotFoundError, FormatError, ReadError, WorkerError: As `ArraySource`.
     """
 
@@ -314,14 +315,13 @@ class ArrayGroupRows(Rows):
                 array.check_rows()
                 self._arrays[folder.name] = array
         if not self._arrays:
-            raise ConfigError(f"{path}: part_filter lets none of its arrays pass: {', '.join(self._group)}")
+            raise ConfigError(f"{path}: part_filter excludes all arrays; select some of {', '.join(self._group)}")
         lengths = {name: len(array) for name, array in self._arrays.items()}
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
             raise ConfigError(
-                f"{location}: the arrays of a group must have the same number of rows, but {found}; choose those of "
-                "one length by part_filter, name one of the arrays, or keep those of another length in a group of "
-                "their own"
+                f"{location}: the arrays of a group must have the same number of rows, but {found}; select those of "
+                "one length by part_filter, name a single array, or move the others to a separate group"
             )
         self._count = next(iter(lengths.values()))
         sizes = ("bytes", *(f"bytes.{name}" for name in self._arrays))
@@ -343,13 +343,13 @@ class ArrayGroupRows(Rows):
 
     @property
     def run_rows(self) -> int | None:
-        """Of arrays in an object store, rows of the largest chunk, which is fetched whole for any row of it."""
+        """For arrays in an object store, rows of the largest chunk, which is always fetched whole."""
         rows = max(array.file_shape[0] for array in self._arrays.values())
         return rows if is_url(self.path) and rows > 1 else None
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """The names of all arrays, read or not."""
+        """The names of all arrays, including those not read."""
         return tuple(self._group)
 
     @property
@@ -358,7 +358,7 @@ class ArrayGroupRows(Rows):
 
     @cached_property
     def _digest(self) -> str:
-        """Of all arrays, read or not, as `ArraySource.content_id`."""
+        """Digest of all arrays, including those not read, as `ArraySource.content_id`."""
         digest = hashlib.blake2b(digest_size=8)
         for name, array in self._group.items():
             own = array if isinstance(array, str) else array.digest(array.type_name)
@@ -370,7 +370,7 @@ class ArrayGroupRows(Rows):
         return sum(array.row_bytes for array in self._arrays.values())
 
     def read_rows(self, numbers: Int64Array) -> RawBatch:
-        """See `Rows.read_rows`; raises as `ArraySource.read` too."""
+        """See `Rows.read_rows`. Also raises as `ArraySource.read`."""
         columns = read_arrays(list(self._arrays.values()), numbers)
         return self.batch(numbers, dict(zip(self._arrays, columns, strict=True)) if len(numbers) else {})
 
@@ -378,7 +378,7 @@ class ArrayGroupRows(Rows):
         return np.full(len(numbers), self._row_bytes, np.int64)
 
     def _column(self, name: str) -> ArraySource | None:
-        """The array of this name if it has one number a row, whether it is read or not."""
+        """The array with this name if it has one number per row, read or not."""
         array = self._group.get(name)
         return array if isinstance(array, ArraySource) and array.is_column and len(array) == self._count else None
 
@@ -391,19 +391,19 @@ class ArrayGroupRows(Rows):
 
     def no_column(self, name: str) -> KeyNotFoundError:
         return KeyNotFoundError(
-            f"{self.path}: there is no column {name!r}; there are {', '.join(self.columns)}. An array with one "
-            f"number a row beside the others, {self.path}/{name}, is one"
+            f"{self.path}: no column {name!r}; the columns are {', '.join(self.columns)}. To add it, write an array "
+            f"with one number per row to {self.path}/{name}"
         )
 
     def column_id(self, name: str) -> str:
-        """See `Rows.column_id`: of sizes that of what is served."""
+        """See `Rows.column_id`. Sizes use the content id."""
         if name not in self.own_columns:
             raise self.no_column(name)
         array = self._column(name)
         return "" if array is None else array.content_id
 
     def locate(self, number: int) -> SampleLocation:
-        """See `Rows.locate`; places are counted in each array as if it were not compressed."""
+        """See `Rows.locate`. Offsets are those in each uncompressed array."""
         parts = {name: (number * array.row_bytes, array.row_bytes) for name, array in self._arrays.items()}
         start, stop = number * self._row_bytes, (number + 1) * self._row_bytes
         return SampleLocation(
@@ -416,11 +416,11 @@ class ArrayGroupRows(Rows):
 
 
 def _opening(location: str, driver: str, settings: StorageSettings | None) -> Any:
-    """A future of the array, opened for reading. Raises WorkerError in a forked process."""
+    """A future that opens the array for reading. Raises WorkerError in a forked process."""
     if _forked:
         raise WorkerError(
-            f"{location}: this process was forked from one that had loaded TensorStore, whose threads do not outlive "
-            "that; start processes by 'forkserver' or 'spawn' (`multiprocessing_context='forkserver'`), or use threads"
+            f"{location}: this process was forked from one that had loaded TensorStore, whose threads do not survive "
+            "a fork; start processes with `multiprocessing_context='forkserver'` or 'spawn', or use threads"
         )
     with needed_for("reading arrays"):
         import tensorstore
@@ -430,7 +430,7 @@ def _opening(location: str, driver: str, settings: StorageSettings | None) -> An
         "kvstore": {"driver": "file", "path": f"{location.rstrip('/')}/"}
         if settings is None
         else _kvstore(location, settings),
-        # What was opened once counts as long as it is open: nothing is looked up again for what is cached.
+        # An open array is not checked again: cached data stay valid.
         "recheck_cached_data": "open",
         "recheck_cached_metadata": "open",
     }
@@ -438,20 +438,22 @@ def _opening(location: str, driver: str, settings: StorageSettings | None) -> An
 
 
 def _kvstore(url: str, settings: StorageSettings) -> dict[str, Any]:
-    """Where a folder of a store lies, in TensorStore's words. Raises ConfigError where it reads no such store."""
+    """TensorStore's specification of a folder in a store. Raises ConfigError for unsupported stores."""
     address = address_of(url, settings)
     store = address.store
     words: dict[str, Any] = {"driver": address.kind, "path": f"{address.key}/", "bucket": address.bucket}
     if address.kind in ("azure", "hub"):
         name = {"azure": "Azure", "hub": "the Hub"}[address.kind]
-        raise ConfigError(f"{url}: arrays are not read from {name}; copy them to another store, or mount the container")
+        raise ConfigError(
+            f"{url}: arrays cannot be read from {name}; copy them to another store or mount the container"
+        )
     if address.kind == "http":
         return {"driver": "http", "path": f"/{address.key}/", "base_url": store.endpoint}
     words |= {"endpoint": store.endpoint, "aws_region": store.region, "requester_pays": store.requester_pays}
     if store.anonymous:
         words["aws_credentials"] = {"type": "anonymous"}
     elif address.kind == "s3" and (section := aws_section(url, store)) is not None:
-        # A single sign-on needs the whole of Amazon's own search.
+        # Single sign-on needs Amazon's complete credential search.
         own = section[1].keys() & {"aws_access_key_id", "credential_process", "role_arn"}
         words["aws_credentials"] = {"type": "profile" if own else "default", "profile": section[0]}
     return {word: meaning for word, meaning in words.items() if meaning}
@@ -462,16 +464,16 @@ def _await(location: str, opening: Any) -> Any:
         return opening.result()
     except Exception as error:
         kind = ReadError if str(error).startswith(_UNREACHABLE) else FormatError
-        said = str(error).partition(" [tensorstore_spec=")[0]
-        raise kind(f"{location}: TensorStore cannot open it: {said}{_WAY_OUT}") from error
+        message = str(error).partition(" [tensorstore_spec=")[0]
+        raise kind(f"{location}: TensorStore cannot open it: {message}{_EXCLUDE_ADVICE}") from error
 
 
 def _context(settings: StorageSettings | None) -> Any:
-    """What the arrays of this process share: the cache, and the bound on the requests to stores in flight.
+    """The cache and the limit on requests in flight that all arrays of this process share.
 
-    Failed requests are repeated by TensorStore, whose reads consist of many. Those that get nothing would keep their
-    places among the ones in flight for ever: when to end them TensorStore reads from the environment, with its first
-    request, so the first settings of a process count.
+    TensorStore repeats failed requests itself, since one read consists of many. Stalled requests would occupy the limit
+    for ever. TensorStore takes their timeout from the environment at its first request, so the first settings of a
+    process apply.
     """
     import tensorstore
 
@@ -501,11 +503,9 @@ class _Read:
 
 
 def read_arrays(arrays: Sequence[ArraySource], indices: Int64Array) -> list[list[npt.NDArray[Any]]]:
-    """Read the same rows of every array, in the order asked for, each an array of its own.
+    """Read the same rows of every array, in the order requested, each as a separate array.
 
-    Raises as `ArraySource.read`.
-
-    Of every array, chunks that hold a wanted row are read once each.
+    Each chunk with a requested row is read once. Raises as `ArraySource.read`.
     """
     wanted, place = np.unique(indices, return_inverse=True)
     reads = [read for number, array in enumerate(arrays) for read in _reads(number, array, wanted)]
@@ -527,9 +527,9 @@ def read_arrays(arrays: Sequence[ArraySource], indices: Int64Array) -> list[list
 
 
 def _separate_rows(path: str, rows: Int64Array, future: Any) -> list[npt.NDArray[Any]]:
-    """The rows of a block as arrays of their own; numbers as arrays without an axis.
+    """The rows of a block as separate arrays; numbers become arrays without an axis.
 
-    Copies, as a sample that is kept for long would else keep the rows of all that were read with it.
+    They are copies: a view would keep all rows of the read alive as long as one sample.
     """
     try:
         block: npt.NDArray[Any] = future.result()
@@ -541,13 +541,13 @@ def _separate_rows(path: str, rows: Int64Array, future: Any) -> list[npt.NDArray
 
 
 def _reads(number: int, array: ArraySource, wanted: Int64Array) -> Iterator[_Read]:
-    """Cut rows, ascending, into reads of some chunks each, and into runs where these are long."""
+    """Split ascending rows into reads of a few chunks each, and into slices where runs are long."""
     if not len(wanted):
         return
     chunk_rows = array.chunk_rows
     chunk_bytes = max(1, chunk_rows * array.row_bytes)
     at_once = max(1, IN_FLIGHT_BYTES // _READS_IN_FLIGHT // chunk_bytes)
-    chunk = np.cumsum(np.diff(wanted // chunk_rows, prepend=-1) != 0) - 1  # numbered as they are read
+    chunk = np.cumsum(np.diff(wanted // chunk_rows, prepend=-1) != 0) - 1  # numbered in read order
     cuts = np.diff(chunk // at_once) != 0
     gaps = np.diff(wanted) != 1
     if len(wanted) >= _SLICED_ROWS * (np.count_nonzero(gaps) + 1):
@@ -559,6 +559,6 @@ def _reads(number: int, array: ArraySource, wanted: Int64Array) -> Iterator[_Rea
 
 
 def _as_range(rows: Int64Array) -> slice | Int64Array:
-    """Rows, ascending, as a slice where they are all there between the first and the last."""
+    """Ascending rows as a slice if they are contiguous."""
     first, last = int(rows[0]), int(rows[-1])
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows

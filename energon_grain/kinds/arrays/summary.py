@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `energon-grain info` says of arrays."""
+"""The summary of arrays that `energon-grain info` prints."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from energon_grain.words import counted, format_bytes, table
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArrayForm:
-    """What one array is.
+    """Properties of one array.
 
     Attributes:
-        type: Of its numbers.
-        row_shape: Of a row.
+        type: Type of its elements.
+        row_shape: Shape of a row.
         row_bytes: Size of a row.
         chunk_rows: Consecutive rows that are decompressed together.
     """
@@ -30,14 +30,14 @@ class ArrayForm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArraySummary:
-    """What a group of arrays holds; an array is a group of one.
+    """Properties of a group of arrays. A single array is a group of one.
 
     Attributes:
         path: The folder.
         samples: Number of rows.
-        size_bytes: Size of all rows, not compressed.
-        content_id: Digest of what the arrays hold; see `ArraySource.content_id`.
-        arrays: By name.
+        size_bytes: Uncompressed size of all rows.
+        content_id: Digest of the arrays; see `ArraySource.content_id`.
+        arrays: The arrays by name.
     """
 
     path: str
@@ -47,7 +47,7 @@ class ArraySummary:
     arrays: dict[str, ArrayForm]
 
     def lines(self) -> list[str]:
-        """What people read."""
+        """The summary as text."""
         rows = [
             (
                 name,
@@ -59,8 +59,8 @@ class ArraySummary:
         ]
         return [
             self.path,
-            f"  {counted(self.samples, 'sample')}, {format_bytes(self.size_bytes)} of rows, not compressed",
-            "  samples are plain dicts, to be cooked by the program (crude); their parts are rows of arrays",
+            f"  {counted(self.samples, 'sample')}, {format_bytes(self.size_bytes)} of rows, uncompressed",
+            "  samples are crude: dicts of parts, which the program cooks; the parts are rows of arrays",
             "",
             "Parts",
             *table(rows, "<<><"),

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building the index of a join, from datasets and arrays.
+"""Builds the index of a join of datasets and arrays.
 
-A sort-merge over hashed keys, in bounded memory. The hashes of the keys of each member go with the numbers of their
-samples into buckets by their upper bits, so that equal keys meet in one bucket; there both sides are sorted by hash
-and merged, and what was found goes into buckets again, by rank of the primary, so that rows come out in its order.
-Then the keys themselves are compared, so that nothing depends on hashes being different:
+A sort-merge over hashed keys, in bounded memory. Key hashes and sample numbers of each member are spilled into buckets
+by the upper bits of the hash, so equal keys share a bucket. In each bucket both sides are sorted by hash and merged,
+and the matches are spilled again, by rank of the primary, so rows are written in its order. Finally the keys themselves
+are compared, so hash collisions cannot affect the result:
 
-    keys 20 bytes  ->  (hash, sample)  ->  sorted by hash, merged  ->  (rank, sample)  ->  rows of the primary's order
+    keys 20 bytes  ->  (hash, sample)  ->  sorted by hash, merged  ->  (rank, sample)  ->  rows in the primary's order
                        16 bytes, spilled by hash                       16 bytes, spilled by rank
 """
 
@@ -48,32 +48,32 @@ from energon_grain.storage.memory_maps import release_pages
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 JOIN_MEMORY_BYTES = 256 << 20
-_BYTES_A_KEY = 256  # of a bucket at its worst moment: pairs of both sides, their order, what was found, and its keys
-_MOST_BUCKETS = 1 << 12
+_BYTES_PER_KEY = 256  # peak memory of a bucket: pairs of both sides, their order, the matches and the keys
+_MAX_BUCKETS = 1 << 12
 _WINDOW_BYTES = 32 << 20
 _BLOCK_ROWS = 1 << 18
 _LISTED = 5
 
 
 def primary_of(members: Sequence[JoinMember]) -> Primary:
-    """The first of a join. Raises ConfigError."""
+    """The first member of a join. Raises ConfigError."""
     if not members:
         raise ConfigError("a join needs at least one dataset")
     primary = members[0]
     if not isinstance(primary, Primary):
-        raise ConfigError(f"{primary.label}: an array cannot be the primary of a join; put a dataset before it")
+        raise ConfigError(f"{primary.label}: an array cannot be the primary of a join; list a dataset before it")
     if primary.by_row:
-        raise ConfigError(f"{primary.label}: is the primary of the join, whose rows it counts; leave `by: row` out")
+        raise ConfigError(f"{primary.label}: is the primary of the join, which defines the row order; remove `by: row`")
     if primary.nonmatch != "error":
         raise ConfigError(
-            f"{primary.label}: is the primary of the join, whose keys are looked up in the others; "
-            f"nonmatch={primary.nonmatch!r} has no meaning for it"
+            f"{primary.label}: is the primary of the join, whose keys are looked up in the others; remove "
+            f"`nonmatch: {primary.nonmatch}`"
         )
     return primary
 
 
 def only_datasets(members: Sequence[JoinMember]) -> list[JoinedDataset] | None:
-    """The members of a join, or None where there is an array among them."""
+    """The members of a join, or None if an array is among them."""
     datasets = [member for member in members if isinstance(member, JoinedDataset)]
     return datasets if len(datasets) == len(members) else None
 
@@ -90,24 +90,24 @@ def build_join(
     progress: Callable[[int, int], None] | None = None,
     memory_bytes: int = JOIN_MEMORY_BYTES,
 ) -> JoinIndex:
-    """Join datasets by key: a row for each sample of the first one, the primary, in its order.
+    """Join datasets by key: one row for each sample of the first one, the primary, in its order.
 
-    Writes both forms of the index, whole or not at all: `kinds.joins.index` says how they look. Equal data gives equal
-    bytes. With arrays among the members only the first form is written, as the other, Energon's, has no place for them.
+    Writes both forms of the index, described in `kinds.joins.index`, completely or not at all. Equal data produce equal
+    bytes. With arrays among the members only our form is written, since Energon's cannot represent them.
 
     Args:
         members: The primary, then the others.
-        target: The `.cache` folder of the metadataset, made where it is missing; None: rows are kept in memory.
-        progress: Called with how many keys of how many have been gone through.
-        memory_bytes: About the most memory to take, beside the rows themselves where they are kept. Temporary files
-            take 16 bytes a key, and 16 a row for each other dataset.
+        target: The `.cache` folder of the metadataset, created if missing; None: rows are kept in memory.
+        progress: Called with (keys processed, total keys).
+        memory_bytes: Approximate memory limit, in addition to rows kept in memory. Temporary files take 16 bytes per
+            key, and 16 per row for each other dataset.
 
     Raises:
-        ConfigError: The primary has a key that a dataset with `nonmatch: error` lacks, or a sample that such an array
-            has no row for; or an array has not as many keys as rows.
+        ConfigError: A dataset with `nonmatch: error` lacks a key of the primary, or such an array lacks a row; or the
+            numbers of keys and rows of an array differ.
         DuplicateKeyError: A dataset has a key twice in its split part.
-        EmptyDatasetError: No row is left.
-        StaleIndexError: The index of a dataset does not fit its shards.
+        EmptyDatasetError: The join has no rows.
+        StaleIndexError: The index of a dataset does not match its shards.
     """
     primary_of(members)
     name, total, done = name_of(members), sum(member.total for member in members), 0
@@ -121,7 +121,7 @@ def build_join(
     with contextlib.ExitStack() as stack:
         cache = target or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="energon-grain-")))
         stack.enter_context(writing_joins(cache))
-        for seed in itertools.count():  # another one where two different keys have the same hash
+        for seed in itertools.count():  # retries after a collision
             with contextlib.suppress(HashCollision), new_join_folder(cache, name) as folder:
                 with tempfile.TemporaryDirectory(prefix=".tmp_join_", dir=cache) as scratch:
                     _write(members, folder, _Matching(members, Path(scratch), memory_bytes, seed, advance))
@@ -140,7 +140,7 @@ def build_join(
 
 
 def _write(members: Sequence[JoinMember], folder: Path, matching: _Matching) -> None:
-    """Write rows and header, and leave out or refuse rows without a match, as `nonmatch` says."""
+    """Write rows and header. Skips or refuses rows without a match, as `nonmatch` specifies."""
     counts = [0] * len(members)
     first: list[list[int]] = [[] for _ in members]
     writer = ColumnWriter(folder / ROWS_NAME, np.int64, width=len(members))
@@ -178,28 +178,28 @@ def _without_skipped(members: Sequence[JoinMember], rows: Int64Array) -> Int64Ar
 def _without_rows(primary: Primary, members: Sequence[JoinMember]) -> str:
     skipping = " and ".join(member.label for member in members if member.nonmatch == "skip")
     return (
-        f"no key of {primary.label} ({len(primary)} samples) is in {skipping}, so that the join has no "
-        "row; do both name their samples alike, and are these the right split parts?"
+        f"no key of {primary.label} ({len(primary)} samples) is in {skipping}, so the join has no rows; check that "
+        "both name their samples the same way, and that the split parts are correct"
     )
 
 
 def _incomplete(primary: Primary, member: JoinMember, count: int, samples: Sequence[int]) -> str:
     named = [f"{primary.key(sample)!r}{f' (sample {sample})' * member.by_row}" for sample in samples]
-    what, lacking = ("samples", "have no row") if member.by_row else ("keys", "are not")
+    what, lacking = ("samples", "have no row") if member.by_row else ("keys", "are missing")
     return (
         f"{count} of {len(primary)} {what} of {primary.label} {lacking} in {member.label}: {', '.join(named)}"
-        f"{', …' * (count > len(samples))}. Complete it, or say at this "
-        f"{'dataset' if isinstance(member, Primary) else 'array'} `nonmatch: skip` (rows without it are "
-        "left out) or `nonmatch: none` (None takes its place)"
+        f"{', …' * (count > len(samples))}. Add them, or set on this "
+        f"{'dataset' if isinstance(member, Primary) else 'array'} `nonmatch: skip` (leaves out rows without a match) "
+        "or `nonmatch: none` (uses None)"
     )
 
 
-class HashCollision(Exception):  # noqa: N818 (no error: the caller starts again with other hashes)
+class HashCollision(Exception):  # noqa: N818 (not an error: the caller retries with another seed)
     """Two different keys have the same hash."""
 
 
 class _Matching:
-    """The samples with the same keys, in about `memory_bytes`. `seed` is that of the hashes."""
+    """Finds samples with the same keys, in about `memory_bytes`. `seed` is that of the hashes."""
 
     def __init__(
         self,
@@ -214,15 +214,15 @@ class _Matching:
         for member in members:
             if isinstance(member, JoinedArray) and not member.by_row:
                 member.read_keys(scratch)
-        wanted = (self._primary.total + max(member.total for member in members)) * _BYTES_A_KEY // memory_bytes
-        self._bits = min(wanted.bit_length(), _MOST_BUCKETS.bit_length() - 1)
+        wanted = (self._primary.total + max(member.total for member in members)) * _BYTES_PER_KEY // memory_bytes
+        self._bits = min(wanted.bit_length(), _MAX_BUCKETS.bit_length() - 1)
         self._stripe = max(1, -(-self._primary.total >> self._bits))
-        self._block = max(1, memory_bytes // _BYTES_A_KEY)
+        self._block = max(1, memory_bytes // _BYTES_PER_KEY)
 
     def rows(self) -> Iterator[Int64Array]:
-        """Give (n, members) numbers of samples, -1 where a key is missing, in the order of the primary.
+        """Yield (n, members) sample numbers, -1 for missing keys, in the order of the primary.
 
-        Raises DuplicateKeyError, and HashCollision where another seed is needed.
+        Raises DuplicateKeyError, and HashCollision if another seed is needed.
         """
         with contextlib.ExitStack() as until:
             yield from self._in_order(self._merge(until))
@@ -234,9 +234,9 @@ class _Matching:
             rows[:, 0] = samples
             for number, member in enumerate(self._members):
                 if number in found:
-                    places, there = found[number].take(stripe)
+                    places, matches = found[number].take(stripe)
                     column = np.full(self._stripe, -1, np.int64)
-                    column[places.view(np.int64) - stripe * self._stripe] = there
+                    column[places.view(np.int64) - stripe * self._stripe] = matches
                     rows[:, number] = column[ranks]
                     if not keys_agree(self._primary, samples, member, rows[:, number]):
                         raise HashCollision
@@ -245,7 +245,7 @@ class _Matching:
             yield rows
 
     def _merge(self, until: contextlib.ExitStack) -> dict[int, _Spill]:
-        """Find the keys of the primary in the others: (rank, sample) by stripe, by number of the member."""
+        """Find the keys of the primary in the others. Returns (rank, sample) by stripe, for each member number."""
         keyed = {number: member for number, member in enumerate(self._members) if not member.by_row}
         found = {number: _Spill(self._scratch, 1 << self._bits, until) for number in keyed if number}
         repeated = dict.fromkeys(keyed, 0)
@@ -281,7 +281,7 @@ class _Matching:
 
 
 class _Spill:
-    """Pairs of 64-bit numbers in a temporary file, taken in any order and given back bucket by bucket."""
+    """Pairs of 64-bit numbers in a temporary file, added in any order and returned by bucket."""
 
     def __init__(self, folder: Path, buckets: int, until: contextlib.ExitStack) -> None:
         self._file = until.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 (closed by `until`)
@@ -289,7 +289,7 @@ class _Spill:
         self._cuts: list[Int64Array] = []
 
     def add(self, bucket: npt.NDArray[Any], first: UInt64Array, second: Int64Array) -> None:
-        """Set pairs aside; `bucket` says of each where."""
+        """Store pairs, each in the given bucket."""
         bucket = bucket.astype(np.uint16)
         order = np.argsort(bucket, kind="stable")
         pairs = np.stack([first[order], second[order].view(np.uint64)], axis=1)
@@ -298,7 +298,7 @@ class _Spill:
         pairs.tofile(self._file)
 
     def take(self, bucket: int) -> tuple[UInt64Array, Int64Array]:
-        """The pairs of a bucket, in the order in which they came."""
+        """The pairs of a bucket, in the order in which they were added."""
         self._file.flush()
         cuts = [(16 * int(cut[bucket]), 16 * int(cut[bucket + 1])) for cut in self._cuts]
         found = b"".join([os.pread(self._file.fileno(), end - begin, begin) for begin, end in cuts])
@@ -311,7 +311,7 @@ def _pairs(samples: Int64Array, at: Int64Array) -> list[list[int]]:
 
 
 def _same_keys(member: JoinMember, hashed: UInt64Array, samples: Int64Array) -> Int64Array:
-    """Where samples, sorted by hash, have the key of the next one. Raises HashCollision if only the hashes agree."""
+    """Indices of samples, sorted by hash, whose successor has the same key. Raises HashCollision."""
     same = np.flatnonzero(hashed[1:] == hashed[:-1])
     if len(same) and not member.words.equal(samples[same], member.words, samples[same + 1]).all():
         raise HashCollision
@@ -334,23 +334,22 @@ def _refuse_repeated(
             ]
             more = f" and {count - len(listed)} more" * (count > len(listed))
             raise DuplicateKeyError(
-                f"{member.key_label}: cannot be joined, {count} of its keys repeat another: {'; '.join(listed)}{more}. "
+                f"{member.key_label}: cannot be joined, {count} of its keys are duplicates: {'; '.join(listed)}{more}. "
                 f"Rename them{member.advice}"
             )
 
 
 def keys_agree(primary: Primary, samples: Int64Array, other: JoinMember, others: Int64Array) -> bool:
-    """Say whether samples of two datasets have the same keys, pair by pair; -1 in `others` agrees with any."""
+    """Whether samples of two datasets have the same keys, pair by pair; -1 in `others` matches any key."""
     hit = np.flatnonzero(others >= 0)
     samples, others = samples[hit], others[hit]
     return all(primary.words.equal(samples[at], other.words, others[at]).all() for at in windows(other, others))
 
 
 def windows(member: JoinMember, samples: Int64Array, window_bytes: int = _WINDOW_BYTES) -> Iterator[Int64Array]:
-    """Cut samples in any order into pieces that lie close together, and release the member's index after each.
+    """Split samples into pieces that are close together, and release the member's index after each.
 
-    Looking 1,000 samples up at random places of an index makes 64 MiB of it resident, at each 64 KiB. Gives places in
-    `samples`, each in one piece.
+    1,000 random lookups make 64 MiB of an index resident, 64 KiB each. Yields the indices in `samples` of each piece.
     """
     pieces, count = sum(column.nbytes for column in member.columns) // window_bytes + 1, len(member.columns[0])
     order = np.argsort(samples) if pieces > 1 else np.arange(len(samples))
@@ -362,14 +361,14 @@ def windows(member: JoinMember, samples: Int64Array, window_bytes: int = _WINDOW
 
 
 def write_energon_form(path: Path, members: Sequence[JoinedDataset], rows: Int64Array) -> None:
-    """Write rows as Energon has them: see `kinds.joins.index`."""
+    """Write rows in Energon's format, see `kinds.joins.index`."""
     for member in members:
         member.index.check()
     write_join_index(path, len(members), _energon_blocks(members, rows))
 
 
 def _energon_blocks(members: Sequence[JoinedDataset], rows: Int64Array) -> Iterator[Int64Array]:
-    """Give (n, datasets, 3) shard, offset and size of the samples of rows, block by block."""
+    """Yield (n, datasets, 3) shard, offset and size of the samples of rows, in blocks."""
     for begin in range(0, len(rows), _BLOCK_ROWS):
         block = rows[begin : begin + _BLOCK_ROWS]
         places = np.full((*block.shape, 3), -1, np.int64)
@@ -387,7 +386,7 @@ def _energon_blocks(members: Sequence[JoinedDataset], rows: Int64Array) -> Itera
 
 
 def energon_name_of(members: Sequence[JoinMember]) -> str | None:
-    """Return the file name that Energon gives to a join: see `kinds.joins.index.energon_join_name`; None: none."""
+    """Return Energon's file name of a join, see `kinds.joins.index.energon_join_name`; None without one."""
     described: list[tuple[str, Sequence[str], str]] = []
     for member in only_datasets(members) or ():
         uuid = read_uuid(member.folder.local)

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index of a join in both of its forms: ours, which is mapped, and Energon's, for Energon.
+"""The index of a join in both of its formats: ours, which is memory-mapped, and Energon's.
 
-    <metadataset>.cache/.join_<name>/rows.npy      int64 (rows, datasets): sample of each dataset, -1 where it has none
+    <metadataset>.cache/.join_<name>/rows.npy      int64 (rows, datasets): sample of each dataset, -1 if it has none
     <metadataset>.cache/.join_<name>/header.json   what was joined
 
-Rows are compared with their checksums as the columns of an index are, when they are first used. Samples are numbered
-through all shards of their dataset, as in its columnar index; of an array it is the row. Rows come in the order of the
-first dataset, the primary: its shards as the split part lists them, its samples as they lie. The folder appears whole,
-by a rename. Its name begins with a dot because Energon's `prepare` removes everything else that it did not write, and
-stops with an error at a folder.
+Rows are verified by their checksums on first use, like the columns of an index. Samples are numbered through all shards
+of their dataset, as in its columnar index; for an array, the number is the row. Rows are in the order of the first
+dataset, the primary: its shards as listed in the split part, and the samples of each in file order. The folder is
+created atomically by a rename. Its name begins with a dot because Energon's `prepare` removes all other files that it
+did not write, and fails at a folder.
 
-    <metadataset>.cache/join_index_<sha256>.bin    where the samples of each joined row lie:
+    <metadataset>.cache/join_index_<sha256>.bin    location of the samples of each joined row:
 
     b"JIDX0001"                                          8 bytes
     C                                                    int64, number of joined datasets
-    C x (shard_idx, byte_offset, byte_size) a row        int64 each; (-1, -1, -1): this dataset lacks the key
+    C x (shard_idx, byte_offset, byte_size) per row      int64 each; (-1, -1, -1): this dataset lacks the key
 
-`shard_idx` counts the shards that the split part lists, those included that it excludes; offset and size are those of
-the whole sample in its tar. All numbers in the order of the machine. It is only written here.
+`shard_idx` counts the shards listed in the split part, including excluded ones; offset and size are those of the whole
+sample in its tar. Numbers have the machine's byte order. We only write this format.
 
-Energon makes the name of uuids, excludes and modes of the datasets, and leaves the split part out, so that its train
-and val joins share one file. The names that `join_name` makes tell them apart.
+Energon derives the file name from the datasets' uuids, excludes and modes, without the split part, so its train and val
+joins share one file. The names from `join_name` distinguish them.
 """
 
 from __future__ import annotations
@@ -60,27 +60,27 @@ VERSION = 2
 HEADER_NAME = "header.json"
 ROWS_NAME = "rows.npy"
 _PREFIX = ".join_"
-_MENDING = "remove it; `energon-grain prepare` on the metadataset writes it anew"
+_REPAIR_ADVICE = "remove it; `energon-grain prepare` on the metadataset writes it again"
 
 MAGIC = b"JIDX0001"
 _WINDOW_SHIFT = 10
 
 
 class JoinedMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One dataset or array of a join, as it was when it was joined.
+    """One dataset or array of a join, at the time of the join.
 
     Attributes:
-        path: The dataset, relative to the folder of the metadataset where it has one.
+        path: The dataset, relative to the folder of the metadataset if it has one.
         split_part: Name of its split part.
-        content_id: Of its columnar index: changes with any key, part or size in it. Of an array, see `ArraySource`,
-            and a digest of the keys of its rows.
-        uuid: What its `prepare` called it; None where it has none.
+        content_id: Content id of its columnar index, which changes with any key, part or size. For an array, see
+            `ArraySource`, with a digest of the keys of its rows.
+        uuid: The id from its `prepare`; None without one.
         samples: Samples of the whole dataset, or rows of the array.
         shards: Digest of the shards that the split part lists, in order.
-        excludes: Shards and samples of these that are left out, sorted.
-        nonmatch: What happened to rows whose key it lacks.
-        missing: Rows in which it has no sample.
-        array: Of an array, what its rows are found by: the number of the primary's sample, or its key.
+        excludes: Excluded shards and samples of these, sorted.
+        nonmatch: Treatment of rows whose key it lacks.
+        missing: Number of rows without a sample of it.
+        array: For an array, how its rows are found: by the number of the primary's sample, or by key.
     """
 
     path: str
@@ -96,16 +96,16 @@ class JoinedMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class JoinHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What `header.json` holds.
+    """The content of `header.json`.
 
     Attributes:
         version: Version of this layout.
         members: The joined datasets, the primary first.
         rows: Number of rows.
         skipped: Samples of the primary without a row, because a dataset with `nonmatch: skip` lacks their key.
-        checksum: BLAKE2b-128, in hex, of the rows.
-        block_sums: The same of the sums behind the rows (see `column_file`); None: there are none.
-        header_checksum: The same of all the rest of the header.
+        checksum: BLAKE2b-128 of the rows, in hex.
+        block_sums: The same of the sums after the rows (see `column_file`); None without sums.
+        header_checksum: The same of the rest of the header.
     """
 
     version: int = VERSION
@@ -118,30 +118,30 @@ class JoinHeader(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def content_id(self) -> str:
-        """32 hex digits that change whenever a dataset or a row does; not with where the datasets lie."""
+        """32 hex digits that change with any dataset or row, but not with the datasets' location."""
         described = [self.checksum, [member.content_id for member in self.members]]
         return hashlib.blake2b(encode_json(described), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class JoinIndex:
-    """The rows of a join. Picklable: rows that lie in a file are mapped anew.
+    """The rows of a join. Picklable: rows in a file are memory-mapped again.
 
     Attributes:
-        rows: (n, datasets) number of the sample in each dataset, -1 where it has none. Read-only.
-        header: What was joined.
-        folder: Where the rows lie; None: in memory.
-        url: The folder that `folder` is a copy of, in an object store.
+        rows: (n, datasets) number of the sample in each dataset, -1 if it has none. Read-only.
+        header: Description of the join.
+        folder: Folder of the rows; None: in memory.
+        url: The folder in an object store that `folder` is a copy of.
 
-    Rows may be used once `check` has seen them.
+    Rows may be used only after `check`.
     """
 
     rows: Int64Array
     header: JoinHeader
     folder: Path | None = None
     url: str | None = None
-    sums: BlockSums | None = None  # None: they were looked at already
-    _seen: npt.NDArray[np.bool_] = field(init=False)  # of windows of rows
+    sums: BlockSums | None = None  # None: already verified
+    _seen: npt.NDArray[np.bool_] = field(init=False)  # by windows of rows
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_seen", np.zeros(-(-len(self.rows) >> _WINDOW_SHIFT), np.bool_))
@@ -154,7 +154,7 @@ class JoinIndex:
         return self.header.content_id
 
     def check(self, rows: Int64Array | None = None) -> None:
-        """See to it that rows (None: all) are what was written. Raises IndexFileError."""
+        """Verify rows (None: all) by their checksums, once. Raises IndexFileError."""
         if self.sums is None:
             return
         windows = np.arange(len(self._seen)) if rows is None else rows >> _WINDOW_SHIFT
@@ -163,7 +163,7 @@ class JoinIndex:
             self.sums.check(first, stop)
             block, members = self.rows[first:stop], self.header.members
             if (block[:, 0] < 0).any() or (block < -1).any() or (block >= [each.samples for each in members]).any():
-                raise self.sums.damaged("names samples that there are not")
+                raise self.sums.damaged("refers to samples that do not exist")
             self._seen[window] = True
 
     def release(self) -> None:
@@ -176,7 +176,7 @@ class JoinIndex:
 
 
 def join_file_sizes(header: bytes, where: object) -> dict[str, int]:
-    """Size of each file of a join index, by the content of its header. Takes and raises what decoding that does."""
+    """Size of each file of a join index, by the content of its header. See `decode_join_header`."""
     content = decode_join_header(header, where)
     return {HEADER_NAME: len(header), ROWS_NAME: _rows_bytes(content)}
 
@@ -186,18 +186,18 @@ def _rows_bytes(header: JoinHeader) -> int:
 
 
 def join_folder(cache: Path, name: str) -> Path:
-    """Return where the columnar form of a join lies in a cache folder."""
+    """Return the folder of a join in a cache folder."""
     return cache / f"{_PREFIX}{name}"
 
 
 def stored_headers(names: Iterable[str]) -> dict[str, str]:
-    """Of the names of files below a cache folder, those of the headers of joins, by the name of the join."""
+    """The join headers among the names of files below a cache folder, by the name of the join."""
     found = ((name.removeprefix(_PREFIX), name) for name in names if name.startswith(_PREFIX))
     return {join.removesuffix(f"/{HEADER_NAME}"): name for join, name in found if join.endswith(f"/{HEADER_NAME}")}
 
 
 def joins_in(cache: Path) -> dict[str, JoinHeader]:
-    """Read the headers of all joins in a cache folder, by name. Unreadable ones are passed over."""
+    """Read the headers of all joins in a cache folder, by name. Skips unreadable ones."""
     found: dict[str, JoinHeader] = {}
     with contextlib.suppress(OSError):
         for folder in sorted(cache.glob(f"{_PREFIX}*")):
@@ -213,23 +213,23 @@ def read_join_header(folder: Path) -> JoinHeader:
 
 
 def decode_join_header(data: bytes, where: object) -> JoinHeader:
-    """Take the content of `header.json` apart; messages begin with `where` it lies. Raises IndexFileError."""
+    """Decode the content of `header.json`. Messages begin with `where`. Raises IndexFileError."""
     try:
         version = _VERSION_FORM.from_json(data).version
         if version <= VERSION:
             header = _HEADER.from_json(data)
             if header.header_checksum != header_digest(header):
-                raise IndexFileError(f"{where}: is not what was written (its checksum differs); {_MENDING}")
+                raise IndexFileError(f"{where}: is damaged (checksum mismatch); {_REPAIR_ADVICE}")
             return header
     except msgspec.MsgspecError as error:
-        raise IndexFileError(f"{where}: {error}; {_MENDING}") from error
-    raise IndexFileError(f"{where}: has version {version}, this release reads up to {VERSION}; {_MENDING}")
+        raise IndexFileError(f"{where}: {error}; {_REPAIR_ADVICE}") from error
+    raise IndexFileError(f"{where}: has version {version}, but this release reads up to {VERSION}; {_REPAIR_ADVICE}")
 
 
 def open_join_index(folder: Path, *, url: str | None = None) -> JoinIndex:
-    """Open the columnar form of a join: one small file and one memory map.
+    """Open our format of a join: one small file and one memory map.
 
-    Rows that are damaged are fetched once more from `url`, if the folder is a copy of it. Raises FileNotFoundError and
+    Damaged rows are fetched again from `url`, if the folder is a copy of it. Raises FileNotFoundError and
     IndexFileError.
     """
     header = read_join_header(folder)
@@ -241,7 +241,7 @@ def open_join_index(folder: Path, *, url: str | None = None) -> JoinIndex:
         checksum=header.checksum,
         block_sums=header.block_sums,
         where=str(path) if url is None else f"{url}/{ROWS_NAME}",
-        mending=_MENDING,
+        repair_advice=_REPAIR_ADVICE,
         fetch_again=None if url is None else lambda: _fetch_again(url, _rows_bytes(header)),
     )
     return JoinIndex(rows=rows, header=header, folder=folder, url=url, sums=sums)
@@ -255,7 +255,7 @@ def _fetch_again(url: str, size_bytes: int) -> None:
 
 @contextlib.contextmanager
 def writing_joins(cache: Path) -> Generator[None]:
-    """Be among those that write joins into a folder, which is made; what killed runs were writing there is removed."""
+    """Mark a folder as being written by a join. Creates the folder, and removes temporary files of killed runs."""
     cache.mkdir(parents=True, exist_ok=True)
     sweep(cache, ".tmp_*", ".join_index_*.tmp")
     with writing_in(cache):
@@ -264,9 +264,9 @@ def writing_joins(cache: Path) -> Generator[None]:
 
 @contextlib.contextmanager
 def new_join_folder(cache: Path, name: str) -> Generator[Path]:
-    """Make a temporary folder that becomes the columnar form of the join `name` when the block ends without an error.
+    """Create a temporary folder that becomes the folder of the join `name` when the block ends without an error.
 
-    Of two processes that do so at once one wins, and both go on with what it wrote. To be called while `writing_joins`.
+    Of two concurrent processes one wins, and both continue with its result. To be called inside `writing_joins`.
     """
     cache.mkdir(parents=True, exist_ok=True)
     target = join_folder(cache, name)
@@ -278,7 +278,7 @@ def new_join_folder(cache: Path, name: str) -> Generator[Path]:
         try:
             os.rename(temporary, target)
         except OSError:
-            if not _is_whole(target):  # an older, damaged one is in the way; what was measured of its rows stays
+            if not _is_whole(target):  # replaces a damaged one; keeps measured columns
                 for other in target.glob("*"):
                     if other.name not in (HEADER_NAME, ROWS_NAME):
                         os.rename(other, temporary / other.name)
@@ -290,7 +290,7 @@ def new_join_folder(cache: Path, name: str) -> Generator[Path]:
 
 
 def write_join_header(folder: Path, header: JoinHeader) -> None:
-    """Put the header of a join beside its rows."""
+    """Write the header of a join beside its rows."""
     with open(folder / HEADER_NAME, "xb") as file:
         sealed = msgspec.structs.replace(header, header_checksum=header_digest(header))
         file.write(encode_json(sealed) + b"\n")
@@ -321,7 +321,7 @@ def _is_whole(folder: Path) -> bool:
 def _reopen(folder: Path, url: str | None, checksum: str) -> JoinIndex:
     index = open_join_index(folder, url=url)
     if index.header.checksum != checksum:
-        raise IndexFileError(f"{folder}: the join was prepared anew while it was in use; start again")
+        raise IndexFileError(f"{folder}: the join was prepared again while it was in use; restart")
     return index
 
 
@@ -331,7 +331,7 @@ def _in_memory(rows: Int64Array, header: JoinHeader) -> JoinIndex:
 
 
 def cache_folder(metadataset: str | os.PathLike[str]) -> Path:
-    """Return the folder with the join indices of a metadataset file; of one in an object store, its mirror."""
+    """Return the folder with the join indices of a metadataset file; for one in an object store, its mirror."""
     location = f"{os.fspath(metadataset)}.cache"
     return mirror_of(location).folder if is_url(location) else Path(location)
 
@@ -342,11 +342,11 @@ def index_file_name(digest: str) -> str:
 
 
 def join_name(members: Sequence[tuple[str, str, Sequence[str], Sequence[str], str]]) -> str:
-    """Return the 64 hex digits that name a join: equal exactly where the rows must be.
+    """Return the 64 hex digits that name a join: equal exactly if the rows must be equal.
 
     Args:
         members: (content id, name of the split part, its shards, excludes of these, nonmatch) of each dataset, in
-            order. Shards count in order, excludes in any.
+            order. The order of shards matters, that of excludes does not.
     """
     described = [
         [content_id, split_part, list(shards), sorted(excludes), nonmatch]
@@ -356,12 +356,12 @@ def join_name(members: Sequence[tuple[str, str, Sequence[str], Sequence[str], st
 
 
 def energon_join_name(members: Iterable[tuple[str, Sequence[str], str]]) -> str:
-    """Return the name that Energon gives to a join, the digits only.
+    """Return Energon's name for a join, the digits only.
 
-    Of several excludes of a dataset it takes the order of a set of strings, which differs from process to process.
+    For several excludes of a dataset, Energon uses the order of a set of strings, which differs between processes.
 
     Args:
-        members: (uuid, excludes with a `/` in them, nonmatch) of each dataset, in order.
+        members: (uuid, excludes that contain a `/`, nonmatch) of each dataset, in order.
     """
     digest = hashlib.sha256()
     for uuid, excludes, nonmatch in members:
@@ -373,7 +373,7 @@ def energon_join_name(members: Iterable[tuple[str, Sequence[str], str]]) -> str:
 
 
 def write_join_index(path: str | os.PathLike[str], columns: int, blocks: Iterable[Int64Array]) -> int:
-    """Write a join index atomically, from blocks of (n, columns, 3) rows as they come; give its number of rows."""
+    """Write a join index atomically from consecutive blocks of (n, columns, 3) rows; return its number of rows."""
     rows = 0
     with atomic_write(path) as file:
         file.write(MAGIC + columns.to_bytes(8, sys.byteorder))

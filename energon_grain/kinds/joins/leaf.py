@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets that are joined by the keys of their samples, as nodes of a configuration."""
+"""Datasets joined by sample key, as nodes of a configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from energon_grain.datasets.leaf import LeafDataset, open_leaf
 from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef, resolve_class, resolve_function
-from energon_grain.forms import Place, asked_at
+from energon_grain.forms import Place, errors_at
 from energon_grain.kinds.joins import members as joining
 from energon_grain.kinds.joins.members import JoinedArray, JoinedDataset, JoinedFiles, Keys, Nonmatch, array_rows
 from energon_grain.kinds.joins.merge import MergeParts, check_merge, is_default_merge
@@ -38,10 +38,10 @@ class ArrayDataset:
 
     Attributes:
         path: Its folder, or a URL.
-        keys: The file with the keys of its rows, or its URL; None: a row has the number of the primary's sample.
-        field: What the default merge calls it.
-        written: The path as the configuration has it.
-        through: As of a leaf.
+        keys: File or URL with the keys of its rows; None: row i belongs to sample i of the primary.
+        field: Its name in the default merge.
+        written: The path as written in the configuration.
+        through: As for a leaf.
     """
 
     path: str
@@ -51,11 +51,11 @@ class ArrayDataset:
     through: tuple[str, ...] = ()
 
     def resolve(self) -> ResolvedArray:
-        """Read what it is. Raises as `ArraySource`."""
+        """Open the array. Raises as `ArraySource`."""
         return ResolvedArray(source=array_rows(self.path), field=self.field)
 
     def joined(self, nonmatch: Nonmatch) -> JoinedArray:
-        """What a join is made of it. Raises as `JoinedArray`."""
+        """The array as a member of a join. Raises as `JoinedArray`."""
         return JoinedArray(self.path, self.keys, nonmatch=nonmatch, written=self.written)
 
 
@@ -64,10 +64,10 @@ class JoinMember:
     """One dataset or array of a join.
 
     Attributes:
-        leaf: The dataset, whose order and subset have no meaning; or the array.
-        nonmatch: What happens to a row whose key this dataset lacks.
-        argument: Under which name the joiner gets its sample; None: by position.
-        keys: How samples of a dataset are found where it is not prepared.
+        leaf: The dataset, whose order and subset are ignored; or the array.
+        nonmatch: Treatment of rows whose key this dataset lacks.
+        argument: Keyword by which the joiner gets its sample; None: by position.
+        keys: How samples of an unprepared dataset are found.
     """
 
     leaf: LeafDataset | ArrayDataset
@@ -76,20 +76,20 @@ class JoinMember:
     keys: Keys | None = None
 
     def opened(self) -> joining.JoinMember:
-        """What a join is made of. Raises as `JoinedDataset`, `JoinedFiles` or `JoinedArray`."""
+        """The dataset or array as a member of a join. Raises as `JoinedDataset`, `JoinedFiles` or `JoinedArray`."""
         leaf, keys = self.leaf, self.keys or Keys()
         if isinstance(leaf, ArrayDataset):
             return leaf.joined(self.nonmatch)
         if leaf.split_ratio is not None:
             raise ConfigError(
-                f"{leaf.path}: a dataset that is joined takes no split_ratio, as its rows are found in all of it; "
-                "take a `subset` of the join, or `where` with a column that says which part a sample is in"
+                f"{leaf.path}: a joined dataset does not support split_ratio, since all of it is searched; use "
+                "`subset` of the join, or `where` with a column that contains the part of each sample"
             )
         if leaf.kind_there.open is not None:
             source = open_leaf(leaf, True).source
             return JoinedFiles(source, keys, nonmatch=self.nonmatch, written=leaf.written)
         if keys != Keys():
-            raise ConfigError(f"{leaf.path}: its samples have keys, by which it is joined; leave `by` and `keys` out")
+            raise ConfigError(f"{leaf.path}: its samples are joined by their own keys; remove `by` and `keys`")
         return JoinedDataset(
             leaf.path,
             leaf.split_part,
@@ -102,11 +102,11 @@ class JoinMember:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Joiner:
-    """What makes one sample of the joined ones. Making it imports nothing.
+    """The function that makes one sample from the joined ones. Constructing it imports nothing.
 
     Attributes:
-        ref: The class or function that a file names; None where the program passed `target` itself.
-        is_function: Whether it is called as it is; else it is a sample class whose `from_joined` is called.
+        ref: The class or function that a file names; None if the program passed `target` itself.
+        is_function: Whether it is called directly; else it is a sample class whose `from_joined` is called.
         target: The class or function itself.
     """
 
@@ -119,16 +119,16 @@ class Joiner:
 class JoinedLeafDataset(SavableDataset):
     """A leaf whose samples are rows of a join: one for each key of the first dataset, the primary.
 
-    What the program says of leaves (the order, the task encoder, trusted modules) its primary has.
+    The settings of a program for leaves (the order, the task encoder, trusted modules) are those of the primary.
 
     Attributes:
         members: The primary, then the other datasets and arrays.
-        joiner: What makes a sample of a row; None: the fields of all samples, merged.
+        joiner: Makes a sample from a row; None: the fields of all samples are merged.
         subset: Rows to take.
-        where: Which of these to take, by their columns.
-        name: As of a leaf.
-        metadataset: The file that the join stands in, whose `.cache` folder has the join index; None: not in a file.
-        place: Where the join stands.
+        where: Condition on columns that these rows must meet.
+        name: As for a leaf.
+        metadataset: The file with the join, whose `.cache` folder has the join index; None: not in a file.
+        place: Location of the join in the file.
     """
 
     members: tuple[JoinMember, ...]
@@ -151,7 +151,7 @@ class JoinedLeafDataset(SavableDataset):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What distinguishes this leaf from others in a configuration, before occurrences are counted."""
+        """Identifies this leaf among others in a configuration, before occurrences are counted."""
         if self.name is not None:
             return ("name", self.name)
         written = [
@@ -169,39 +169,39 @@ class JoinedLeafDataset(SavableDataset):
 
     @property
     def split_part(self) -> str:
-        """The primary's."""
+        """The primary's split part."""
         return self.primary.split_part
 
     @property
     def paths(self) -> list[EPath]:
-        """Of all datasets in it."""
+        """Paths of all its datasets."""
         return [EPath(dataset.path) for dataset in self.datasets]
 
     @property
     def tags(self) -> Mapping[str, Any]:
-        """The primary's."""
+        """The primary's tags."""
         return self.primary.tags
 
     @property
     def subflavors(self) -> dict[str, Any]:
-        """The primary's, with those of its own configuration."""
+        """The primary's subflavors, with those of its own configuration."""
         return self.primary.subflavors
 
     @property
     def task_encoder(self) -> SampleMaker:
-        """The primary's."""
+        """The primary's task encoder."""
         return self.primary.task_encoder
 
     @property
     def aux(self) -> Mapping[str, AuxReference]:
-        """None: joined samples have no auxiliary stores."""
+        """Empty: joined samples have no auxiliary stores."""
         return {}
 
     def lower(self, to: Lowering) -> Part:
         return to.leaf(self)
 
     def cook(self, leaf: Resolved, cache_pool: CachePool | None) -> HookSpec | None:
-        """What turns crude samples of rows into samples. Joined samples have no auxiliary stores."""
+        """The hook that cooks crude samples of rows. Joined samples have no auxiliary stores."""
         return cooking(self.task_encoder, leaf, {}, self.path, cache_pool)
 
     def inputs(self) -> tuple[joining.JoinMember, ...]:
@@ -219,12 +219,12 @@ class JoinedLeafDataset(SavableDataset):
 
         Raises:
             DatasetNotFoundError: A dataset or array is missing, or the join is large and was not prepared.
-            StaleIndexError: The join index does not fit the datasets.
-            UntrustedCodeError: The joiner is of a module that the program did not declare.
+            StaleIndexError: The join index does not match the datasets.
+            UntrustedCodeError: The joiner's module is not trusted by the program.
             ConfigError: The configuration is wrong in another way, or the joiner does not fit.
-            EmptyDatasetError: No row is left.
+            EmptyDatasetError: The join has no rows.
         """
-        with asked_at(self.place):
+        with errors_at(self.place):
             index = open_join(self)
             start, stop = (0, len(index)) if self.subset is None else self.subset.resolve(len(index), of="the join")
         members = tuple(
@@ -232,7 +232,7 @@ class JoinedLeafDataset(SavableDataset):
             for member in self.members
         )
         row = self._bind_joiner(members, where=str(self.place))
-        with asked_at(self.place):
+        with errors_at(self.place):
             source = JoinedSource(
                 index,
                 [member.source for member in members],
@@ -249,7 +249,7 @@ class JoinedLeafDataset(SavableDataset):
         )
 
     def _bind_joiner(self, members: Sequence[ResolvedLeaf | ResolvedArray], *, where: str) -> JoinRow:
-        """What makes the sample of a row: by default the primary's own type, of fields, or of crude samples one."""
+        """The function that makes the sample of a row: by default a merge into the primary's type, or crude."""
         types = [member.sample_type for member in members if not isinstance(member, ResolvedArray)]
         keywords = self._keywords
         function, made = self._named_joiner(where)
@@ -260,7 +260,7 @@ class JoinedLeafDataset(SavableDataset):
             made = types[0]
             if made is None:
                 raise ConfigError(
-                    f"{where}: the first dataset is crude and others are not, so no type of sample is known; name a "
+                    f"{where}: the first dataset is crude and others are not, so the sample type is unknown; set a "
                     "`joiner`"
                 )
             function = made.from_joined
@@ -270,10 +270,10 @@ class JoinedLeafDataset(SavableDataset):
         if keywords is not None and len(types) > 1:
             takes = f"takes {', '.join(keywords)}"
             raise ConfigError(
-                f"{where}: the datasets are joined by name, and no `joiner` {takes}; name one, or list the datasets "
+                f"{where}: the datasets are joined by name, and no `joiner` {takes}; set one, or list the datasets "
                 "without names"
                 if self.joiner is None
-                else f"{where}: the datasets are joined by name, but {made.__name__} has no `from_joined` of its own "
+                else f"{where}: the datasets are joined by name, but {made.__name__} does not define a `from_joined` "
                 f"that {takes}; write one, or list the datasets without names"
             )
         check_merge(made, [(each.leaf.path, found) for each, found in zip(self.members, members, strict=True)], where)
@@ -281,12 +281,12 @@ class JoinedLeafDataset(SavableDataset):
 
     @property
     def _keywords(self) -> tuple[str, ...] | None:
-        """Names that a joiner gets samples by; None: by position."""
+        """Keywords by which a joiner gets samples; None: by position."""
         names = tuple(member.argument for member in self.members)
         return None if None in names else cast("tuple[str, ...]", names)
 
     def _named_joiner(self, where: str) -> tuple[Callable[..., Any] | None, type[Any] | None]:
-        """The function that the configuration names, and the sample type that it is `from_joined` of."""
+        """The function named in the configuration, and the sample type whose `from_joined` it is."""
         joiner = self.joiner
         if joiner is None:
             return None, None
@@ -299,14 +299,14 @@ class JoinedLeafDataset(SavableDataset):
             return named, None
         if not hasattr(named, "from_joined"):
             raise ConfigError(
-                f"{where}: {named.__name__} has no `from_joined`; a joiner is a sample type that has one, or a "
+                f"{where}: {named.__name__} has no `from_joined`; a joiner is a sample type with a `from_joined`, or a "
                 "function (`__function__`)"
             )
         return named.from_joined, named
 
     def rows(self) -> JoinedSource:
-        """All rows with all parts, however samples are made of them. Raises as `resolve`."""
-        with asked_at(self.place):
+        """All rows with all parts, independent of the joiner. Raises as `resolve`."""
+        with errors_at(self.place):
             index = open_join(self)
             return JoinedSource(index, [_whole(member.leaf) for member in self.members], names=self._names)
 
@@ -315,7 +315,7 @@ class JoinedLeafDataset(SavableDataset):
         return [member.argument or getattr(member.leaf, "field", None) for member in self.members]
 
     def check(self) -> None:
-        """Raise what `resolve` would, as far as it can be told without an index."""
+        """Raise the errors of `resolve` that can be detected without an index."""
         for leaf in self.datasets:
             leaf.check(whole=True)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What takes part in a join: the samples of a split part of a dataset, and the rows of an array.
+"""The members of a join: the samples of a dataset's split part, and the rows of an array.
 
-Both are columns of keys. The samples of a primary are ranked in the order of its shards, excluded ones included; a
-rank says where a row stands in the join.
+Both are columns of keys. The samples of a primary are ranked in the order of its shards, including excluded ones; the
+rank is the position of a row in the join.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from energon_grain.storage.remote import read_whole
 
 Int64Array = npt.NDArray[np.int64]
 Nonmatch = Literal["error", "skip", "none"]
-"""What happens to a row whose key a member lacks: it is an error, the row is left out, or None takes its place."""
+"""Treatment of rows whose key a member lacks: an error, skip the row, or use None."""
 Identity: TypeAlias = tuple[str, str, Sequence[str], Sequence[str], str]
-"""What the name of a join is made of: see `kinds.joins.index.join_name`."""
+"""The values that determine the name of a join, see `kinds.joins.index.join_name`."""
 _TEXT_BYTES = 16 << 20
 _KEYS_AT_ONCE = 1 << 16
 
@@ -57,7 +57,7 @@ _KEYS_AT_ONCE = 1 << 16
 def _split_of(
     root: Path, split_part: str, split_config: str | None, dataset_config: str | None
 ) -> tuple[str, SplitConfig, SelectedShards]:
-    """The split part that counts, all parts, and its shards. Raises as `JoinedDataset`."""
+    """The effective split part, all parts, and its shards. Raises as `JoinedDataset`."""
     info, name = read_info(root), dataset_config or DEFAULT_DATASET_CONFIG
     if (root / META_FOLDER / name).exists():
         config = read_dataset_config(root, name)
@@ -67,8 +67,8 @@ def _split_of(
     if len(set(selected.shards)) < len(selected.shards):
         twice = next(shard for shard in selected.shards if selected.shards.count(shard) > 1)
         raise DuplicateKeyError(
-            f"{root}: split part {split_part!r} lists {twice} more than once, so that its keys are not unique; "
-            "a dataset that is joined must list each shard once"
+            f"{root}: split part {split_part!r} lists {twice} more than once, so its keys are not unique; list each "
+            "shard of a joined dataset once"
         )
     return split_part, splits, selected
 
@@ -77,25 +77,25 @@ class JoinedDataset:
     """The samples of a split part of a dataset.
 
     Args:
-        split_part: Its split part, unless its `dataset.yaml` insists on another.
-        split_config: Name of its split file; default: what `dataset.yaml` says, else `split.yaml`.
+        split_part: Its split part, unless its `dataset.yaml` sets another.
+        split_config: Name of its split file; default: as set in `dataset.yaml`, else `split.yaml`.
         dataset_config: Name of its `dataset.yaml`, which may be missing.
         nonmatch: See `Nonmatch`. The first dataset of a join has `error`.
-        written: The path as it is shown and compared: relative to the metadataset's folder, say; default: the path.
+        written: The path as shown and compared, for example relative to the metadataset's folder; default: the path.
 
     Attributes:
-        listed: Shards that the part lists, in order, those included that are excluded.
-        excludes: Everything of the part that is left out, shards and `<shard>/<key>`, sorted.
-        energon_excludes: Excludes of the whole split file that Energon takes for samples (those with a `/`).
+        listed: Shards that the part lists, in order, including excluded ones.
+        excludes: All excluded shards and `<shard>/<key>` of the part, sorted.
+        energon_excludes: Excludes of the whole split file that Energon treats as samples (those with a `/`).
         index: Its columnar index.
         total: Number of ranks.
 
     Raises:
         DatasetNotFoundError: `path` is not prepared.
-        SplitError: There is no such split part, or it lists shards that the dataset does not have.
-        EmptyDatasetError: Nothing is left of the split part.
+        SplitError: The split part does not exist, or lists shards that the dataset does not have.
+        EmptyDatasetError: The split part has no samples.
         DuplicateKeyError: The split part lists a shard twice.
-        StaleIndexError: The index of the dataset does not fit its shards.
+        StaleIndexError: The index of the dataset does not match its shards.
     """
 
     by_row = False
@@ -147,7 +147,7 @@ class JoinedDataset:
         return self.index.content_id, self.split_part, self.listed, self.excludes, self.nonmatch
 
     def blocks(self, ranks: int) -> Iterator[Int64Array]:
-        """The samples, by number in the whole dataset, of all ranks in order, `ranks` at a time, less excluded ones."""
+        """Samples by number in the whole dataset, in rank order, `ranks` at a time, without excluded ones."""
         for begin in range(0, self.total, ranks):
             block = np.arange(begin, min(begin + ranks, self.total))
             low, high = np.searchsorted(self._left_out, [begin, begin + ranks])
@@ -157,7 +157,7 @@ class JoinedDataset:
             self.release()
 
     def ranks_of(self, samples: Int64Array) -> Int64Array:
-        """Rank of each sample of the dataset, -1 outside of the part. Excluded samples have a rank."""
+        """Rank of each sample of the dataset, -1 outside the part. Excluded samples have a rank."""
         shard = self.index.shard_of(samples)
         start = self._rank_of_shard[shard]
         return np.where(start < 0, -1, samples - self.index.shard_first[shard] + start)
@@ -185,7 +185,7 @@ class JoinedDataset:
         )
 
     def _find(self, shard: int, key: str) -> list[int]:
-        """Samples of a shard with this key: none or one, but where keys repeat."""
+        """Samples of a shard with this key: zero or one, unless keys repeat."""
         first, last = int(self.index.shard_first[shard]), int(self.index.shard_first[shard + 1])
         sample = self.index.find(key)
         if sample is None or first <= sample < last:
@@ -194,7 +194,7 @@ class JoinedDataset:
 
 
 def array_rows(path: str | os.PathLike[str]) -> MemberSource:
-    """The rows of what a metadataset names by `array`. Raises as `ArraySource`."""
+    """The rows of the data that a metadataset's `array` names. Raises as `ArraySource`."""
     return rows_joined_by("array", located(path))
 
 
@@ -203,11 +203,11 @@ class JoinedArray:
 
     Args:
         keys: A text file, or its URL, with the key of each row; None: row i belongs to sample i of the whole primary
-            dataset, its shards in the order of its columnar index, whatever its split parts and excludes.
-        written: The path as it is shown and compared; default: the path.
+            dataset, with shards in the order of its columnar index, independent of split parts and excludes.
+        written: The path as shown and compared; default: the path.
 
     Raises:
-        DatasetNotFoundError: There is no array, or no file with keys.
+        DatasetNotFoundError: The array or the file with keys does not exist.
         ConfigError, FormatError, EmptyDatasetError: As `ArraySource`.
     """
 
@@ -240,7 +240,7 @@ class JoinedArray:
         return self._content_id, "", (), (), self.nonmatch
 
     def read_keys(self, scratch: Path) -> None:
-        """Read the keys of the rows into files of a temporary folder. Raises ConfigError where they are not as many."""
+        """Read the keys of the rows into temporary files. Raises ConfigError if their number differs from the rows."""
         file = Path(self.key_label)
         if is_url(self.key_label):
             file = scratch / f"keys_{self._content_id}"
@@ -249,12 +249,12 @@ class JoinedArray:
         if len(start) - 1 != len(self):
             raise ConfigError(
                 f"{self.key_label}: has {len(start) - 1} lines, but {self.label.rpartition(' (')[0]} has {len(self)} "
-                "rows; there must be one line with a key for each row, in the same order"
+                "rows; write one line with a key for each row, in the same order"
             )
         self.words = KeyWords(start, text)
 
     def blocks(self, ranks: int) -> Iterator[Int64Array]:
-        """All rows in order, `ranks` at a time at most."""
+        """All rows in order, at most `ranks` at a time."""
         for begin in range(0, self.total, ranks):
             yield np.arange(begin, min(begin + ranks, self.total))
             self.release()
@@ -264,7 +264,7 @@ class JoinedArray:
             release_pages(column)
 
     def key(self, row: int) -> str:
-        """The key of a row; bytes that are not UTF-8 become surrogates, as in names of tar members."""
+        """The key of a row. Bytes that are not UTF-8 become surrogates, as in names of tar members."""
         start, text = self.columns
         return text[start[row] : start[row + 1]].tobytes().decode("utf-8", "surrogateescape")
 
@@ -287,11 +287,11 @@ class JoinedArray:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keys:
-    """How samples of files that are read as they are are found.
+    """How samples of unprepared files are found.
 
     Attributes:
         by_row: By the number of the sample in the whole primary; else by key.
-        column: That holds the keys; None: the keys that the samples have.
+        column: The column that contains the keys; None: the samples' own keys.
     """
 
     by_row: bool = False
@@ -299,12 +299,12 @@ class Keys:
 
 
 class JoinedFiles(JoinedArray):
-    """The samples of files that are read as they are: Parquet, Arrow, MDS, JSONL, tokens. Any of them may be a primary.
+    """The samples of unprepared files: Parquet, Arrow, MDS, JSONL, tokens. Any of them can be a primary.
 
     Args:
-        written: The path as it is shown and compared; default: the path.
+        written: The path as shown and compared; default: the path.
 
-    Raises ConfigError: a column of keys is asked for where there are no columns.
+    Raises ConfigError if a key column is requested from files without columns.
     """
 
     def __init__(self, source: Any, keys: Keys, *, nonmatch: Nonmatch = "error", written: str | None = None) -> None:
@@ -313,14 +313,14 @@ class JoinedFiles(JoinedArray):
         self._source, self._column = source, keys.column
         self._rows = rows = rows_of(source)
         if keys.column is not None and not isinstance(rows, HasKeyColumns):
-            raise ConfigError(f"{source.path}: has no column {keys.column!r}: its keys are numbers; leave `keys` out")
+            raise ConfigError(f"{source.path}: has no column {keys.column!r}: its keys are numbers; remove `keys`")
         keys_id = rows.keys_id(keys.column) if isinstance(rows, HasKeyColumns) and not keys.by_row else ""
         self._content_id = f"{source.content_id}-{keys.column or ''}{keys_id}"
         self.label = self.key_label = f"{source.path} ({len(self)} samples)"
         self.total = 0 if keys.by_row else len(self)
 
     def read_keys(self, scratch: Path) -> None:
-        """Read the keys into files of a temporary folder. Raises as reading does, and where one is missing."""
+        """Read the keys into temporary files. Raises as reading does, and if a key is missing."""
         count = len(self._source)
         if isinstance(self._rows, HasKeyColumns):
             blocks = self._rows.key_blocks(self._column)
@@ -331,7 +331,7 @@ class JoinedFiles(JoinedArray):
         self.words = KeyWords(*self.columns)
 
     def ranks_of(self, samples: Int64Array) -> Int64Array:
-        """Rank of each sample, where it is the primary: its number."""
+        """Rank of each sample of a primary: its number."""
         return samples
 
     def where(self, row: int) -> str:
@@ -345,9 +345,9 @@ Primary: TypeAlias = JoinedDataset | JoinedFiles
 def read_key_lines(
     path: Path, scratch: Path, *, block_bytes: int = _TEXT_BYTES
 ) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
-    """Read the lines of a file, which end with LF or CR LF; the last one may lack its end.
+    """Read the lines of a file, which end with LF or CR LF; the end of the last line is optional.
 
-    Gives (n + 1,) where each line begins, and all of them one after the other, mapped from `scratch`.
+    Returns (n + 1,) the start of each line, and all lines concatenated, mapped from `scratch`.
     """
     return _key_columns(_lines(path, block_bytes), scratch)
 
@@ -356,7 +356,7 @@ def _lines(path: Path, block_bytes: int) -> Iterator[tuple[Int64Array, npt.NDArr
     ended = True
     with open(path, "rb") as file:
         while block := file.read(block_bytes) or (b"" if ended else b"\n"):
-            while block.endswith(b"\r"):  # what comes next says whether that is a part of the line
+            while block.endswith(b"\r"):  # the next byte decides whether CR belongs to the line
                 block += file.read(1) or b"\n"
             ended = block.endswith(b"\n")
             found = np.frombuffer(block.replace(b"\r\n", b"\n"), np.uint8)
@@ -364,7 +364,7 @@ def _lines(path: Path, block_bytes: int) -> Iterator[tuple[Int64Array, npt.NDArr
 
 
 def _encoded(keys: Iterable[str]) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
-    """(n,) where each of some keys ends, and all of them one after the other."""
+    """(n,) end of each key, and all keys concatenated."""
     encoded = [key.encode("utf-8", "surrogateescape") for key in keys]
     return np.cumsum([*map(len, encoded)], dtype=np.int64), np.frombuffer(b"".join(encoded), np.uint8)
 
@@ -372,7 +372,7 @@ def _encoded(keys: Iterable[str]) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
 def _key_columns(
     blocks: Iterable[tuple[Int64Array, npt.NDArray[np.uint8]]], scratch: Path
 ) -> tuple[Int64Array, npt.NDArray[np.uint8]]:
-    """(n + 1,) where each key begins, and all of them, mapped; from blocks of where keys end, and text."""
+    """(n + 1,) start of each key, and all keys, memory-mapped; from blocks of (ends of keys, text)."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
     starts, text = ColumnWriter(folder / "start", np.int64), ColumnWriter(folder / "text", np.uint8)
     with contextlib.closing(starts), contextlib.closing(text):
@@ -394,5 +394,5 @@ def _digest(location: str) -> str:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
     except (FileNotFoundError, IsADirectoryError) as error:
         raise DatasetNotFoundError(
-            f"{location}: here must be a text file with one key a line: {error.strerror or 'there is none'}"
+            f"{location}: expected a text file with one key per line: {error.strerror or 'no such file'}"
         ) from error

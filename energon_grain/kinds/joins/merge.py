@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The default way of making a sample of a row: the fields, or the parts, of the samples of all members."""
+"""The default joiner: merges the fields, or the parts, of the samples of all members."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _METADATA = ("__key__", "__restore_key__", "__subflavors__", "__sources__", "__s
 
 
 def is_default_merge(from_joined: Any) -> bool:
-    """Whether it is `Sample`'s, which no subclass has replaced."""
+    """Whether it is `Sample`'s own, not replaced by a subclass."""
     return getattr(from_joined, "__func__", from_joined) is getattr(Sample.from_joined, "__func__", None)
 
 
 def check_merge(made: type[Any], members: Sequence[tuple[str, ResolvedLeaf | ResolvedArray]], where: str) -> None:
-    """Check that the fields of all members make a sample. Raises ConfigError, which says what to write."""
+    """Check that the fields of all members make a sample. Raises ConfigError with a suggestion."""
     given = _merged_fields(made, members, where)
     taken = inspect.signature(made).parameters.values()
     if given is None or any(each.kind is each.VAR_KEYWORD for each in taken):
@@ -36,14 +36,14 @@ def check_merge(made: type[Any], members: Sequence[tuple[str, ResolvedLeaf | Res
     unknown = next((name for name in given if name not in {each.name for each in taken}), None)
     lacking = next((each.name for each in taken if each.default is each.empty and each.name not in given), None)
     if unknown is not None:
-        why = f"has no field {unknown!r}, which {given[unknown]} has"
+        why = f"has no field {unknown!r} of {given[unknown]}"
     elif lacking is not None:
-        why = f"needs {lacking!r}, and no dataset has that field"
+        why = f"requires {lacking!r}, a field that no dataset has"
     else:
         return
     fields = ", ".join(name for name in given if name not in {*BASE_FIELDS, "__valid__"})
     raise ConfigError(
-        f"{where}: the fields of all datasets ({fields}) are merged into {made.__name__}, which {why}. Name a "
+        f"{where}: the fields of all datasets ({fields}) are merged into {made.__name__}, which {why}. Set a "
         f"`joiner`: a sample type with these fields, or one whose own `from_joined` takes a sample of each dataset"
     )
 
@@ -51,23 +51,23 @@ def check_merge(made: type[Any], members: Sequence[tuple[str, ResolvedLeaf | Res
 def _merged_fields(
     made: type[Any], members: Sequence[tuple[str, ResolvedLeaf | ResolvedArray]], where: str
 ) -> dict[str, str] | None:
-    """The fields that are merged, and the last member that has each; None: only the samples themselves show them."""
+    """The fields to merge, with the last member that has each; None: only the samples determine them."""
     given: dict[str, str] = dict.fromkeys(BASE_FIELDS, "")
     known = {field.name for field in dataclasses.fields(made)}
     for path, member in members:
         if isinstance(member, ResolvedArray):
             if member.field not in known:
                 raise ConfigError(
-                    f"{where}: {made.__name__} has no field {member.field!r} for the rows of the array; say at the "
-                    "array which `field` they are, or name a `joiner`"
+                    f"{where}: {made.__name__} has no field {member.field!r} for the rows of the array; set the "
+                    "`field` of the array, or set a `joiner`"
                 )
             given[member.field] = path
         elif member.load is not None and not isinstance(member.load, LoadSample):
             return None
         elif member.sample_type is None:
             raise ConfigError(
-                f"{where}: {path} is crude, and its samples have no fields to merge into {made.__name__}; give it a "
-                "sample type, or name a `joiner`"
+                f"{where}: {path} is crude, so its samples have no fields to merge into {made.__name__}; give it a "
+                "sample type, or set a `joiner`"
             )
         elif not dataclasses.is_dataclass(member.sample_type):
             return None
@@ -78,11 +78,11 @@ def _merged_fields(
 
 @dataclass(frozen=True, slots=True)
 class MergeParts:
-    """Makes one crude sample of those of a row, with the parts of all. Key and tags are the primary's.
+    """Merges the crude samples of a row into one, with the parts of all. Key and tags are the primary's.
 
     Attributes:
-        before: What is put before the names of the parts of each member.
-        left_out: The part of each that only repeats the key of the row; None: there is none.
+        before: Prefix of the part names of each member.
+        left_out: The part of each member that only repeats the key of the row; None without one.
     """
 
     before: tuple[str, ...]
@@ -97,10 +97,10 @@ class MergeParts:
         named: bool,
         where: str,
     ) -> MergeParts:
-        """Of members that are joined by name all but the primary have that name and a dot before their parts.
+        """For members joined by name, the parts of all but the primary get the member's name and a dot as prefix.
 
         Raises:
-            ConfigError: A part of one member would stand in place of another's.
+            ConfigError: Two members have a part of the same name.
         """
         before, left_out = list[str](), list[str | None]()
         owners: dict[str, str] = {}
@@ -117,9 +117,9 @@ class MergeParts:
             for part in parts:
                 if part in owners and part != repeats:
                     raise ConfigError(
-                        f"{where}: {owners[part]} and {path} both have a part {part!r}, and the joined sample has one "
-                        "of that name. Name the datasets (`join: {first: {path: …}, second: {path: …}}`), so that the "
-                        f"second's is 'second.{part}'; or name a `joiner`, which gets both samples"
+                        f"{where}: {owners[part]} and {path} both have a part {part!r}, but part names of the joined "
+                        "sample must be unique. Name the datasets (`join: {first: {path: …}, second: {path: …}}`), so "
+                        f"the second part becomes 'second.{part}'; or set a `joiner`, which gets both samples"
                     )
                 owners.setdefault(part, path)
             before.append(prefix)
@@ -127,7 +127,7 @@ class MergeParts:
         return cls(tuple(before), tuple(left_out))
 
     def __call__(self, *samples: CrudeSample | None) -> CrudeSample:
-        """The sample of a row, whose primary is there."""
+        """The sample of a row. The primary is never None."""
         primary = samples[0]
         assert primary is not None
         merged = CrudeSample(primary)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index of a join, opened: as it was prepared, here or beside a metadataset in a store, or made now.
+"""Opens the index of a join: prepared locally or beside a metadataset in a store, or built on the fly.
 
-Indices of metadatasets in object stores are made on this machine and kept beside the metadataset.
+Indices for metadatasets in object stores are built on this machine and stored beside the metadataset.
 """
 
 from __future__ import annotations
@@ -39,63 +39,63 @@ if TYPE_CHECKING:
 
 _TAIL_BYTES = 64 << 10
 JOINED_ON_USE = 1_000_000
-"""Up to so many samples of the primary are joined when the join is first used: about a second."""
+"""Joins with up to this many samples of the primary are built on first use, in about a second."""
 
 
 def open_join(join: JoinedLeafDataset, *, joined_on_use: int = JOINED_ON_USE) -> JoinIndex:
     """Open the index of a join.
 
-    What `energon-grain prepare` wrote is mapped; else a join that is small, or that Energon prepared (whose index would
-    take longer to check), is made now, and kept beside the metadataset if that is writable.
+    An index written by `energon-grain prepare` is memory-mapped. Otherwise a small join, or one that Energon prepared
+    (its index would take longer to check), is built now, and stored beside the metadataset if that is writable.
 
     Args:
         join: The join.
-        joined_on_use: Samples of the primary up to which it is made now.
+        joined_on_use: Maximum number of samples of the primary for building now.
 
     Raises:
         DatasetNotFoundError: A dataset or array is missing, or the join is large and was not prepared.
-        StaleIndexError: A dataset, array or split file changed since the join was prepared.
+        StaleIndexError: A dataset, array or split file changed after the join was prepared.
         IndexFileError: The index is damaged.
-        ConfigError: A key is missing in a dataset, or a row in an array, and `nonmatch` does not allow that.
+        ConfigError: A dataset lacks a key, or an array a row, and `nonmatch` does not allow that.
         DuplicateKeyError: A dataset has a key twice.
-        EmptyDatasetError: The join has no row.
+        EmptyDatasetError: The join has no rows.
     """
     samples = join.inputs()
     primary = primary_of(samples)
     cache, by_energon = None, False
-    mending = "write it into a metadataset file, and run `energon-grain prepare` on that"
+    repair_advice = "write it into a metadataset file, and run `energon-grain prepare` on that"
     if join.metadataset is not None:
         cache = cache_folder(join.metadataset)
-        mending = f"run `energon-grain prepare {join.metadataset}`"
-        if (found := _prepared(join, join.metadataset, cache, samples, mending)) is not None:
+        repair_advice = f"run `energon-grain prepare {join.metadataset}`"
+        if (found := _prepared(join, join.metadataset, cache, samples, repair_advice)) is not None:
             return found
-        energons = energon_name_of(samples)
-        by_energon = energons is not None and (cache / energons).exists()
+        energon_name = energon_name_of(samples)
+        by_energon = energon_name is not None and (cache / energon_name).exists()
     if len(primary) > joined_on_use and not by_energon:
         raise DatasetNotFoundError(
-            f"{join.place}: {len(primary)} samples of {samples[0].written} are to be joined with other "
-            f"datasets, which is done on first use for up to {joined_on_use} only; {mending}"
+            f"{join.place}: joining {len(primary)} samples of {samples[0].written} needs preparation; only joins of up "
+            f"to {joined_on_use} samples are built on first use; {repair_advice}"
         )
     return build_join(samples, cache if cache is not None and is_writable(cache) else None)
 
 
 def _prepared(
-    join: JoinedLeafDataset, metadataset: str, cache: Path, samples: Sequence[joining.JoinMember], mending: str
+    join: JoinedLeafDataset, metadataset: str, cache: Path, samples: Sequence[joining.JoinMember], repair_advice: str
 ) -> JoinIndex | None:
-    """The index that was prepared; None: there is none. Raises as `open_join`."""
+    """The prepared index; None without one. Raises as `open_join`."""
     try:
         return _fetched(metadataset, join_folder(cache, name_of(samples)))
     except (FileNotFoundError, NotADirectoryError):
         pass
     except IndexFileError as error:
-        said = str(error).replace(str(cache), f"{metadataset}.cache")  # not the mirror of one in a store
-        raise IndexFileError(f"{said}: {mending}") from error
-    _refuse_stale({**joins_in(cache), **stored_joins(metadataset)}.values(), samples, join, mending)
+        message = str(error).replace(str(cache), f"{metadataset}.cache")  # names the store, not its mirror
+        raise IndexFileError(f"{message}: {repair_advice}") from error
+    _refuse_stale({**joins_in(cache), **stored_joins(metadataset)}.values(), samples, join, repair_advice)
     return None
 
 
 def _fetched(metadataset: str, folder: Path) -> JoinIndex:
-    """Open the index of a join; the copy of one in an object store is made anew where it is damaged."""
+    """Open the index of a join. A damaged copy of one in an object store is fetched again."""
     url = f"{metadataset}.cache/{folder.name}" if is_url(metadataset) else None
     fetch_join(metadataset, folder)
     try:
@@ -109,37 +109,39 @@ def _fetched(metadataset: str, folder: Path) -> JoinIndex:
 
 
 def _refuse_stale(
-    prepared: Iterable[JoinHeader], samples: Sequence[joining.JoinMember], join: JoinedLeafDataset, mending: str
+    prepared: Iterable[JoinHeader], samples: Sequence[joining.JoinMember], join: JoinedLeafDataset, repair_advice: str
 ) -> None:
-    """Raise if the same datasets were joined when they or their split files were different."""
+    """Raise if the same datasets were joined in an earlier state of theirs or of their split files."""
     now = [each.describe() for each in samples]
     for header in prepared:
-        told = [[(each.path, each.split_part, each.nonmatch, each.array) for each in m] for m in (header.members, now)]
-        if told[0] != told[1]:
+        identities = [
+            [(each.path, each.split_part, each.nonmatch, each.array) for each in m] for m in (header.members, now)
+        ]
+        if identities[0] != identities[1]:
             continue
         changes = [change for old, new in zip(header.members, now, strict=True) if (change := _change(old, new))]
         raise StaleIndexError(
-            f"{join.place}: this join was prepared, but since then {' and '.join(changes)}; {mending}"
+            f"{join.place}: this join was prepared, but then {' and '.join(changes)}; {repair_advice}"
         )
 
 
 def _change(old: JoinedMember, new: JoinedMember) -> str:
     if old.content_id != new.content_id and new.array is not None:
-        return f"{new.path} or the keys of its rows were changed ({old.samples} rows then, {new.samples} now)"
+        return f"{new.path} or the keys of its rows changed ({old.samples} rows before, {new.samples} now)"
     if old.content_id != new.content_id:
-        return f"{new.path} was prepared with other samples ({old.samples} then, {new.samples} now)"
+        return f"{new.path} was prepared again with other samples ({old.samples} before, {new.samples} now)"
     if old.shards != new.shards or old.excludes != new.excludes:
-        return f"the split part {new.split_part!r} of {new.path} was changed"
+        return f"the split part {new.split_part!r} of {new.path} changed"
     return ""
 
 
 def fetch_join(metadataset: str, folder: Path) -> None:
-    """Copy the index of a join from beside a metadataset in an object store, where it is there and not yet here.
+    """Copy the index of a join from beside a metadataset in an object store, if it exists and is not yet local.
 
     Args:
-        metadataset: Path or URL; of a path, nothing is done.
-        folder: Of the index, in the mirror of the metadataset's cache folder. Its name tells what was joined, so that
-            it never changes.
+        metadataset: Path or URL; nothing is done for a path.
+        folder: Folder of the index, in the mirror of the metadataset's cache folder. Its name identifies the joined
+            data, so it never changes.
 
     Raises:
         ReadError: The store cannot be reached.
@@ -162,15 +164,15 @@ def fetch_join(metadataset: str, folder: Path) -> None:
 
 
 def can_hold_joins(metadataset: str) -> bool:
-    """Whether indices can be put beside a metadataset and listed there: not on a web server."""
+    """Whether indices can be stored and listed beside a metadataset: not on a web server."""
     return not is_url(metadataset) or has_lists(metadataset, storage_settings())
 
 
 def stored_joins(metadataset: str) -> dict[str, JoinHeader]:
-    """Read the headers of all joins beside a metadataset in an object store, by name. Damaged ones are passed over.
+    """Read the headers of all joins beside a metadataset in an object store, by name. Skips damaged ones.
 
     Args:
-        metadataset: Path or URL; of a path, and of one on a web server, which has no lists, there are none.
+        metadataset: Path or URL. Empty for a path, and for a web server, which has no listings.
 
     Raises:
         ReadError: The store cannot be reached.
@@ -192,40 +194,40 @@ def stored_joins(metadataset: str) -> dict[str, JoinHeader]:
 
 
 def store_joins(metadataset: str, joins: Collection[str], names: Iterable[str], *, only: bool) -> list[str]:
-    """Put join indices beside a metadataset in an object store, headers last.
+    """Upload join indices beside a metadataset in an object store, headers last.
 
-    What is there already stays, but for our own files that are damaged.
+    Existing files are kept, except damaged files of ours.
 
     Args:
         metadataset: URL.
-        joins: Their names.
+        joins: Names of the joins.
         names: Files and folders in the mirror of its cache folder.
-        only: Remove other joins of ours, which no join needs any more.
+        only: Remove our indices of other joins, which are no longer needed.
 
     Returns:
-        Names of joins that were removed.
+        Names of removed joins.
 
     Raises:
         ReadError: The store cannot be written.
     """
     mirror = mirror_of(f"{metadataset}.cache")
     client = shared_client(storage_settings())
-    there = client.list(mirror.url)
+    existing = client.list(mirror.url)
     files = [file for name in names for file in _files(mirror.folder / name)]
-    _send(client, mirror, [file.relative_to(mirror.folder).as_posix() for file in files], there)
-    stale = [name for name in stored_headers(there) if only and name not in joins]
-    old = [name for name in there if any(part in name for part in stale)]
+    _send(client, mirror, [file.relative_to(mirror.folder).as_posix() for file in files], existing)
+    stale = [name for name in stored_headers(existing) if only and name not in joins]
+    old = [name for name in existing if any(part in name for part in stale)]
     client.map(lambda name: client.delete(f"{mirror.url}/{name}"), old)
     return stale
 
 
-def _send(client: ObjectClient, mirror: Mirror, names: Sequence[str], there: Collection[str]) -> None:
-    """Write files that are not there yet, or not whole, headers last."""
+def _send(client: ObjectClient, mirror: Mirror, names: Sequence[str], existing: Collection[str]) -> None:
+    """Upload files that are missing or incomplete, headers last."""
 
     def write(name: str) -> None:
         client.write(f"{mirror.url}/{name}", (mirror.folder / name).read_bytes())
 
-    kept = [name for name in names if name in there]
+    kept = [name for name in names if name in existing]
     whole = dict(zip(kept, client.map(lambda name: _is_whole(client, mirror, name), kept), strict=True))
     new = [name for name in names if not whole.get(name)]
     headers = [name for name in new if name.endswith(HEADER_NAME)]
@@ -235,18 +237,18 @@ def _send(client: ObjectClient, mirror: Mirror, names: Sequence[str], there: Col
 
 
 def _is_whole(client: ObjectClient, mirror: Mirror, name: str) -> bool:
-    """Whether a file in the store is as long and ends as it does here; Energon's form is left alone."""
+    """Whether a file in the store has the length and the end of the local one. Always true for Energon's format."""
     if "/" not in name:
         return True
     with open(mirror.folder / name, "rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
         file.seek(start)
-        here = file.read()
+        local = file.read()
     try:
         found = client.read(ObjectRange(f"{mirror.url}/{name}", start))
     except RangeError:
         return False
-    return found is not None and found.data == here
+    return found is not None and found.data == local
 
 
 def _files(path: Path) -> list[Path]:

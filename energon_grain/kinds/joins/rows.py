@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A join whose configuration was read and whose indices are open, and how samples are made of its rows."""
+"""A join with its configuration read and its indices open, and the loader that makes samples of its rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from energon_grain.transforms.field_map import FieldMap
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedArray:
-    """An array that is there. Picklable."""
+    """An array that exists. Picklable."""
 
     source: MemberSource
     field: str
@@ -38,9 +38,9 @@ class JoinRow:
 
     Attributes:
         function: The user's, or a sample type's `from_joined`.
-        names: Keywords that it gets its samples by; None: by position.
-        sample_type: What it makes, as far as is known; None: crude samples.
-        merges: Whether it is the default merge, of fields by name into `sample_type` or of the parts of crude samples.
+        names: Keywords by which it gets its samples; None: by position.
+        sample_type: Type of its result, if known; None: crude samples.
+        merges: Whether it is the default merge, of fields by name into `sample_type`, or of the parts of crude samples.
     """
 
     function: Callable[..., Any]
@@ -49,7 +49,7 @@ class JoinRow:
     merges: bool = False
 
     def __call__(self, row: tuple[Any, ...]) -> Any:
-        """The sample of a row, whose missing samples are None."""
+        """The sample of a row. Missing samples are None."""
         if self.names is None:
             return self.function(*row)
         return self.function(**dict(zip(self.names, row, strict=True)))
@@ -57,11 +57,11 @@ class JoinRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedJoin:
-    """A joined leaf whose configuration was read and whose indices are open. Picklable.
+    """A joined leaf with its configuration read and its indices open. Picklable.
 
     Attributes:
         members: How samples of each dataset are made, the primary first; and the arrays.
-        row: Makes one sample of a row's.
+        row: Makes one sample from those of a row.
     """
 
     source: JoinedSource
@@ -78,7 +78,7 @@ class ResolvedJoin:
 
     @property
     def sample_type(self) -> type[Any] | None:
-        """What rows are made into; None for crude samples, which are cooked."""
+        """Type of the samples of rows; None for crude samples, which are cooked."""
         return self.row.sample_type
 
     @property
@@ -88,12 +88,12 @@ class ResolvedJoin:
 
     @property
     def decoder(self) -> SampleDecoder | None:
-        """The primary's."""
+        """The primary's decoder."""
         return self.primary.decoder
 
     @property
     def field_map(self) -> FieldMap | None:
-        """The primary's."""
+        """The primary's field map."""
         return self.primary.field_map
 
     @property
@@ -102,15 +102,15 @@ class ResolvedJoin:
         return os.fspath(self.source.path)
 
     def loader(self, number: int, hook_key: int, failure_tolerance: int) -> JoinLoader:
-        """What makes the samples of rows."""
+        """The loader of samples of rows."""
         return JoinLoader(number, self, hook_key, failure_tolerance)
 
 
 class ArrayColumn:
-    """Makes what the joiner gets of an array.
+    """Converts rows of an array for the joiner.
 
-    A joiner of the user's gets the bare rows. The default merge gets samples of one field, or crude samples of one
-    part, so that rows are merged as samples of datasets are.
+    A user's joiner gets the bare rows. The default merge gets samples of one field, or crude samples of one part, so
+    rows are merged in the same way as samples of datasets.
     """
 
     def __init__(self, array: ResolvedArray, row: JoinRow) -> None:
@@ -121,7 +121,7 @@ class ArrayColumn:
             self._construct = column_constructor(dataclasses.make_dataclass("ArrayRow", fields, slots=True))
 
     def values(self, member: MemberBatch, rows: int) -> list[Any]:
-        """One value for each of the joined rows, None where the array has none."""
+        """One value for each joined row, None if the array has none."""
         found: list[Any] = [] if member.batch is None else [*member.batch.columns[""]]
         if self._merges:
             sources = map(LazySources, repeat(self._source), member.samples.tolist())
@@ -139,9 +139,9 @@ class ArrayColumn:
 
 
 class JoinLoader:
-    """Makes the samples of one joined leaf: those of each dataset, and then one of each row.
+    """Makes the samples of one joined leaf: those of each dataset, then one per row.
 
-    A row is dropped if the sample of any of its datasets is. Arguments are those of `LeafLoader`, but of one leaf.
+    A row is dropped if the sample of any of its datasets is. Arguments as for `LeafLoader`, for a single leaf.
     """
 
     def __init__(self, number: int, leaf: ResolvedJoin, hook_key: int, failure_tolerance: int) -> None:
@@ -160,7 +160,7 @@ class JoinLoader:
 
     def load(self, raw: RawBatch, draws: Numbers, groups: tuple[range, ...] = ()) -> Flow:
         """Decode, construct and join. See `LeafLoader.load`."""
-        del groups  # samples of different datasets stand between the rows of a batch
+        del groups  # a batch alternates between samples of different datasets
         joined = cast("JoinedBatch", raw)
         rows = len(joined)
         columns: list[list[Any]] = []
@@ -192,7 +192,7 @@ class JoinLoader:
     def _of_member(
         self, loader: LeafLoader, member: MemberBatch, draws: Numbers, rows: int, flow: Flow | None
     ) -> tuple[list[Any], Flow]:
-        """The samples of a member, one a row, and the flow of the first member, which notes what all of them drop."""
+        """Samples of a member, one per row, and the flow of the first member, which records what all of them drop."""
         assert isinstance(member.batch, RawBatch)
         whole = len(member.places) == rows
         places = range(rows) if whole else member.places.tolist()
@@ -210,7 +210,7 @@ class JoinLoader:
 
 
 def _add_sources(flow: Flow, primary: list[Any], sources: list[LazySources]) -> None:
-    """Name the sources of all members at the samples of a joiner that took over the primary's."""
+    """Set the sources of all members on samples whose joiner copied the primary's sources."""
     if flow.dropped:
         primary = [primary[place] for place in flow.places]
         sources = [sources[place] for place in flow.places]
@@ -225,14 +225,14 @@ def _add_sources(flow: Flow, primary: list[Any], sources: list[LazySources]) -> 
 
 
 class ColumnMerge:
-    """The default merge, field by field for all rows at once: what `Sample.from_joined` does for each."""
+    """The default merge, field by field for all rows at once; equivalent to `Sample.from_joined` for each."""
 
     def __init__(self, sample_type: type[Any]) -> None:
         self._construct = column_constructor(sample_type)
         self._fields = {field.name for field in dataclasses.fields(sample_type)}
 
     def __call__(self, columns: list[list[Any]], sources: list[LazySources]) -> list[Any] | None:
-        """Samples of the rows; None where they must be merged one by one."""
+        """Samples of the rows; None if they must be merged individually."""
         merged: dict[str, Any] = {}
         for column in columns:
             types = set(map(type, column))
@@ -249,11 +249,11 @@ class ColumnMerge:
         try:
             return self._construct(len(columns[0]), merged)
         except TypeError:
-            return None  # a field has no value: each row says so by itself
+            return None  # a field has no value: the merge of each row reports it
 
 
 def _sources_of(samples: list[Any]) -> list[Any]:
-    """The sources of whatever a joiner takes or makes; None where it has none."""
+    """The sources of the inputs or outputs of a joiner; None for values without sources."""
     with suppress(AttributeError):
         return list(map(attrgetter("__sources__"), samples))
     return [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random access to the rows of a join: the samples with the same key in several datasets, and rows of arrays."""
+"""Random access to the rows of a join: samples with the same key in several datasets, and rows of arrays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class MemberSource(Source, Protocol):
-    """What is joined. Where its one part has no name, as of an array, that of the member stands for it."""
+    """A member of a join. An unnamed part, as of an array, takes the name of the member."""
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -48,12 +48,12 @@ class MemberSource(Source, Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberBatch:
-    """What one dataset or array of a join has for a batch of rows.
+    """The samples of one dataset or array of a join for a batch of rows.
 
     Attributes:
-        places: Which rows of the batch it has a sample for, ascending.
-        samples: The number of each of these in the whole dataset, or the row of the array.
-        batch: Its samples for these, in that order. None: it has none at all.
+        places: The rows of the batch with a sample, ascending.
+        samples: Number of each of these samples in the whole dataset, or row of the array.
+        batch: The samples, in that order. None if there are none.
     """
 
     places: Int64Array
@@ -65,13 +65,13 @@ class MemberBatch:
 
 
 class JoinedBatch(RawBatch):
-    """Rows of a join: keys, shards and parts are those of the primary.
+    """Rows of a join. Keys, shards and parts are those of the primary.
 
     Attributes:
         indices: (n,) index of each row in its source.
-        members: What each dataset and array has, the primary first.
-        names: What parts of each member are called, before a dot; None: those of the member are left out.
-        wanted: The parts that were asked for; None: all. Of some kinds of members more is read.
+        members: Samples of each dataset and array, the primary first.
+        names: Prefix of the part names of each member, before a dot; None: the member's parts are left out.
+        wanted: The requested parts; None: all. Some kinds of members read more.
     """
 
     __slots__ = ("members", "names", "wanted")
@@ -92,7 +92,7 @@ class JoinedBatch(RawBatch):
         self.members, self.names, self.wanted = members, names, wanted
 
     def _parts_of_each(self) -> list[dict[str, PartValue]]:
-        """The parts of each row, those of members other than the primary as `JoinedSource.part_names` has them."""
+        """The parts of each row, with parts of other members named as in `JoinedSource.part_names`."""
         found = super()._parts_of_each()
         for name, member in zip(self.names[1:], self.members[1:], strict=True):
             if name is not None and member.batch is not None:
@@ -103,30 +103,30 @@ class JoinedBatch(RawBatch):
         return [{part: value for part, value in each.items() if part in self.wanted} for each in found]
 
     def nbytes(self) -> int:
-        """Payload bytes of all parts of all datasets, and of the rows of arrays."""
+        """Payload bytes of all parts of all datasets, including rows of arrays."""
         return sum(member.nbytes() for member in self.members)
 
 
 def _part_names(member: MemberSource) -> tuple[str, ...]:
-    """Names of all parts of a member, read or not."""
+    """Names of all parts of a member, including those not read."""
     return getattr(member, "all_part_names", member.part_names)
 
 
 def _named(member: str, part: str) -> str:
-    """What a part or column of a member is called in the join."""
+    """Name of a member's part or column in the join."""
     return f"{member}.{part}" if part else member
 
 
 def _check_members(members: Sequence[MemberSource], header: JoinHeader) -> None:
-    """Check that these were joined. Raises ConfigError and StaleIndexError."""
+    """Check that these are the joined members. Raises ConfigError and StaleIndexError."""
     if members and "" in members[0].part_names:
-        raise ConfigError(f"{members[0].path}: an array cannot be the primary of a join; put a dataset before it")
+        raise ConfigError(f"{members[0].path}: an array cannot be the primary of a join; list a dataset before it")
     if len(members) != len(header.members):
-        raise ConfigError(f"{len(members)} datasets were given for a join of {len(header.members)}")
+        raise ConfigError(f"the join has {len(header.members)} datasets, but {len(members)} were given; pass all")
     for member, joined in zip(members, header.members, strict=True):
         if not member.content_id.startswith(joined.content_id[:16]):
             raise StaleIndexError(
-                f"{member.path}: holds something else than when it was joined; run `energon-grain prepare` on the "
+                f"{member.path}: its content changed after the join was built; run `energon-grain prepare` on the "
                 "metadataset"
             )
         if len(member) != joined.samples:
@@ -140,7 +140,7 @@ class JoinRows(Rows):
 
     Attributes:
         members: The datasets, the primary first.
-        wanted: The parts that were asked for; None: all.
+        wanted: The requested parts; None: all.
     """
 
     def __init__(
@@ -155,10 +155,10 @@ class JoinRows(Rows):
         self.path = self.members[0].path
         self.lost_by_fork = any(getattr(member, "lost_by_fork", False) for member in self.members)
         named = zip(names or repeat(None), self.members, strict=False)
-        said = [name or name_of(member.path) for name, member in named]
-        # Of members that are called alike none is found by that name.
-        self._numbers = {name: number for number, name in enumerate(said) if said.count(name) == 1}
-        self.names = [name if name in self._numbers else None for name in said]
+        all_names = [name or name_of(member.path) for name, member in named]
+        # A name that several members share refers to none of them.
+        self._numbers = {name: number for number, name in enumerate(all_names) if all_names.count(name) == 1}
+        self.names = [name if name in self._numbers else None for name in all_names]
         self._samples = np.asarray(index.rows)
         self._pages = IndexPages((index.rows,), samples=len(index), rows=len(index) * len(self.members))
 
@@ -183,7 +183,7 @@ class JoinRows(Rows):
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """Names of all parts of the primary, of other members and of arrays whose names are no other's."""
+        """Names of all parts: of the primary, and of other members and arrays with a unique name."""
         found = [*_part_names(self.primary)]
         for name, number in self._numbers.items():
             if number:
@@ -191,7 +191,7 @@ class JoinRows(Rows):
         return tuple(found)
 
     def with_parts(self, parts: frozenset[str]) -> JoinRows:
-        """The same rows, of which these parts alone are `wanted`; of members that have parts no others are read."""
+        """The same rows with only these parts `wanted`; members that support it read no others."""
         members: list[Source] = []
         for name, member in zip(self.names, self.members, strict=True):
             before = f"{name}." if members else ""
@@ -201,16 +201,16 @@ class JoinRows(Rows):
 
     @property
     def run_rows(self) -> int | None:
-        """Of the primary, whose order rows have."""
+        """As for the primary, whose order rows have."""
         return self.primary.run_samples if isinstance(self.primary, ReadInRuns) else None
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
-        """What reads members that are in object stores."""
+        """Readers of members in object stores."""
         return [files for member in self.members if isinstance(member, RemoteSource) for files in member.remote_files]
 
     def extents(self, numbers: Int64Array) -> list[RemoteExtents]:
-        """See `RemoteSource`: of all members but arrays."""
+        """See `RemoteSource`. Covers all members except arrays."""
         samples = self.samples(numbers)
         found: list[RemoteExtents] = []
         for number, member in enumerate(self.members):
@@ -221,7 +221,7 @@ class JoinRows(Rows):
         return found
 
     def samples(self, numbers: Int64Array) -> Int64Array:
-        """(n, members) number of each row's sample in each dataset, or row in each array; -1 where it has none.
+        """(n, members) number of each row's sample in each dataset, or row in each array; -1 if it has none.
 
         Raises IndexFileError.
         """
@@ -231,7 +231,7 @@ class JoinRows(Rows):
         return samples
 
     def keys(self, numbers: Int64Array) -> list[str]:
-        """The key of each row, which is the primary's. Raises as `samples`."""
+        """The key of each row: the primary's. Raises as `samples`."""
         return self.primary.keys(self.samples(numbers)[:, 0])
 
     def read_rows(self, numbers: Int64Array) -> JoinedBatch:
@@ -262,7 +262,7 @@ class JoinRows(Rows):
         )
 
     def sizes(self, numbers: Int64Array) -> Int64Array:
-        """(n,) bytes that reading each row takes, of all members together."""
+        """(n,) bytes of each row, of all members together."""
         samples = self.samples(numbers)
         taken = self.primary.sizes(samples[:, 0])
         for number, member in enumerate(self.members[1:], 1):
@@ -273,9 +273,9 @@ class JoinRows(Rows):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """See `Source.columns`: of rows, of the primary, and of every other member with its name and a dot before.
+        """See `Source.columns`: columns of rows, of the primary, and of other members, prefixed by a name and a dot.
 
-        Those of the primary are found in that way too. An array with one number a row is the column of its name.
+        The prefix also works for the primary. An array with one number per row is the column with its name.
         """
         found = [*(self.kept or ()), *self.primary.columns]
         for name, number in self._numbers.items():
@@ -285,13 +285,13 @@ class JoinRows(Rows):
 
     @cached_property
     def kept(self) -> KeptColumns | None:
-        """What was measured of all rows: it is beside the index. None: that was made in memory."""
+        """Measured columns of all rows, stored beside the index. None for an index in memory."""
         folder = _column_folder(self.index)
         of = Measured(content_id=self.index.content_id, samples=len(self.index), parts=())
         return None if folder is None else KeptColumns(folder, of)
 
     def _member_of(self, column: str) -> tuple[int, str]:
-        """The member that a column is of, and what it calls it. Raises KeyNotFoundError."""
+        """The member of a column, and the member's name for it. Raises KeyNotFoundError."""
         if column in self.primary.columns:
             return 0, column
         for name, number in self._numbers.items():
@@ -301,11 +301,11 @@ class JoinRows(Rows):
             if column.startswith(f"{name}.") and "" not in member.part_names:
                 return number, column.removeprefix(f"{name}.")
         if "." in column or len(self.members) == 1:
-            raise KeyNotFoundError(f"{self!r}: there is no column {column!r}; there are {', '.join(self.columns)}")
-        return 0, column  # the primary says which command makes it
+            raise KeyNotFoundError(f"{self!r}: no column {column!r}; the columns are {', '.join(self.columns)}")
+        return 0, column  # the primary's error names the command that creates it
 
     def column(self, name: str, numbers: Int64Array | slice) -> npt.NDArray[Any]:
-        """See `Rows.column`. Where a row has no sample of a member, its sizes are 0, its columns NaN."""
+        """See `Rows.column`. If a row has no sample of a member, its sizes are 0, other columns NaN."""
         if self.kept is not None and name in self.kept:
             return self.kept.at(name, numbers)
         if isinstance(numbers, slice):
@@ -314,12 +314,12 @@ class JoinRows(Rows):
         member, samples = self.members[number], self.samples(numbers)[:, number]
         if not self.index.header.members[number].missing:
             return member.column(column, samples)
-        there = samples >= 0
-        own = samples[there]
+        present = samples >= 0
+        own = samples[present]
         values = member.column(column, own)
         sizes = column == SIZES or column.startswith(f"{SIZES}.")
         found = np.zeros(len(samples), values.dtype) if sizes else np.full(len(samples), np.nan)
-        found[there] = values
+        found[present] = values
         return found
 
     def column_id(self, name: str) -> str:
@@ -329,14 +329,14 @@ class JoinRows(Rows):
         return self.members[number].column_id(column)
 
     def locate_all(self, number: int) -> tuple[SampleLocation | None, ...]:
-        """Where the sample of a row is in each dataset, or its row in each array; None where there is none."""
+        """Location of a row's sample in each dataset, or row in each array; None if it has none."""
         samples = self.samples(np.array([number], np.int64))[0].tolist()
         return tuple(
             member.locate(sample) if sample >= 0 else None for member, sample in zip(self.members, samples, strict=True)
         )
 
     def locate(self, number: int) -> SampleLocation:
-        """Where the primary's sample of a row is."""
+        """Location of the primary's sample of a row."""
         place = self.locate_all(number)[0]
         assert place is not None
         return place
@@ -347,23 +347,23 @@ class JoinRows(Rows):
 
 
 class JoinedSource(SelectedSource):
-    """The rows of a join, in the order of the primary. Thread-safe and picklable, as every `Source`.
+    """The rows of a join, in the order of the primary. Thread-safe and picklable, like every `Source`.
 
-    A read is one batched read of each dataset or array that has something for any of the rows.
+    A read is one batched read of each dataset or array that has a sample for any of the rows.
 
     Args:
-        members: The datasets, the primary first: each serves *all* samples of its dataset, without excludes, so that
-            its indices are the sample numbers that rows hold. Each reads only the parts that it is asked for. Arrays
-            are among them, behind the primary.
-        names: What columns call the members, each before a dot; None, or where one is None: the name of its folder.
+        members: The datasets, the primary first, and arrays after the primary. Each serves *all* samples of its
+            dataset, without excludes, so its indices are the sample numbers in the rows. Each reads only the parts
+            requested.
+        names: Prefixes of the members' columns, before a dot; None for one or all: the name of its folder.
         start: First row to serve.
         stop: One past the last; default: the end.
-        where: Which of these to serve, by their columns; default: all.
+        where: Condition on columns that served rows meet; default: none.
 
     Raises:
-        ConfigError: The range, the number of datasets, or what a dataset serves does not fit the rows.
+        ConfigError: The range, the number of datasets, or the samples of a dataset do not match the rows.
         EmptyDatasetError: The range is empty.
-        StaleIndexError: A dataset was prepared with other samples, or an array changed, since it was joined.
+        StaleIndexError: A dataset was prepared with other samples, or an array changed, after the join.
     """
 
     _rows: JoinRows
@@ -382,7 +382,7 @@ class JoinedSource(SelectedSource):
 
     @property
     def index_id(self) -> str:
-        """Digest of the datasets and of all rows, whatever is served of them."""
+        """Digest of the datasets and of all rows, independent of the selection."""
         return self._rows.index.content_id
 
     @property
@@ -390,17 +390,17 @@ class JoinedSource(SelectedSource):
         return self._rows.members
 
     def with_parts(self, parts: frozenset[str]) -> JoinedSource:
-        """The same with only these parts. See `JoinRows.with_parts`."""
+        """The same source with only these parts. See `JoinRows.with_parts`."""
         narrowed = copy(self)
         narrowed._rows = self._rows.with_parts(parts)
         return narrowed
 
     def numbers(self, indices: npt.NDArray[np.integer[Any]]) -> Int64Array:
-        """(n,) number of each row among all. Raises IndexError."""
+        """(n,) number of each row among all rows. Raises IndexError."""
         return self._selection.to_raw(in_range(indices, len(self), where=self.path, what="row"))
 
     def samples(self, indices: Int64Array) -> Int64Array:
-        """See `JoinRows.samples`. Raises IndexError too."""
+        """See `JoinRows.samples`. Also raises IndexError."""
         return self._rows.samples(self.numbers(indices))
 
     def locate_all(self, index: int) -> tuple[SampleLocation | None, ...]:
@@ -409,7 +409,7 @@ class JoinedSource(SelectedSource):
 
 
 def _column_folder(index: JoinIndex) -> ColumnFolder | None:
-    """Where columns of rows are, with their index; None: that was made in memory. Raises ReadError."""
+    """Folder of the columns of rows, beside their index; None for an index in memory. Raises ReadError."""
     if index.folder is None:
         return None
     location = str(index.folder) if index.url is None else index.url
@@ -423,5 +423,5 @@ def _column_folder(index: JoinIndex) -> ColumnFolder | None:
         location=location,
         local=index.folder,
         mirrored=None if index.url is None else cache,
-        known_as=(location,),
+        identity=(location,),
     )

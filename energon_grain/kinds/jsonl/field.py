@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A field of the objects in a JSONL file, to be attached to samples as a column."""
+"""Reads a field of the objects in a JSONL file, to attach it to samples as a column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_field(path: str, field: str, where: str) -> tuple[list[str] | None, lis
         with open(path, encoding="utf-8-sig") as file:
             rows = [json.loads(line) for line in file if line.strip()]
     except ValueError as error:
-        raise FormatError(f"{path}: cannot be read: {error}") from error
+        raise FormatError(f"{path}: is not valid JSONL: {error}") from error
     if any(not isinstance(row, dict) for row in rows):
-        raise FormatError(f"{path}: has lines that are no objects")
+        raise FormatError(f"{path}: has lines that are not JSON objects")
     return field_of_rows(rows, field, where)

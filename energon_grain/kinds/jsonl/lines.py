@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSONL files: their lines, `x.jsonl.idx`, and where file and index are."""
+"""JSONL files: scanning lines, the index `x.jsonl.idx`, and locating file and index."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ _logger = logging.getLogger("energon_grain")
 
 
 def scan_lines(path: str | os.PathLike[str]) -> Iterator[tuple[Int64Array, int]]:
-    """Go through a file once, front to back, in memory of about the longest line plus a few MB.
+    """Scan a file once from start to end, in memory of about the longest line plus a few MB.
 
-    Lines that begin with `{` and end with `}` cost no Python; others are looked at one by one.
+    Lines that begin with `{` and end with `}` are handled without Python code; others are checked individually.
 
     Yields:
-        Of some whole lines the offsets in the file, (n,), of those with a sample, and that of the first byte behind.
+        (n,) offsets in the file of the lines with a sample, for some whole lines, and the offset after them.
 
     Raises:
-        OSError: It cannot be read.
-        DecodingError: Lines are neither blank nor hold an object; names the first five, and how many there are. Raised
-            at the end, when all have been counted.
+        OSError: The file cannot be read.
+        DecodingError: Lines are neither blank nor contain an object. Names the first five and their number. Raised at
+            the end, after all have been counted.
     """
     location, name = located(path), os.path.basename(path)
     wrong: list[str] = []
@@ -91,21 +91,21 @@ def scan_lines(path: str | os.PathLike[str]) -> Iterator[tuple[Int64Array, int]]
     if count:
         more = f"; and {count - len(wrong):,} more" if count > len(wrong) else ""
         raise DecodingError(
-            f"{path}: {count:,} of {lines:,} lines hold no JSON object: {', '.join(wrong)}{more}. A line is one "
-            f"object, {{…}}; mend or remove these (`energon-grain lint {path}` lists them all)"
+            f"{path}: {count:,} of {lines:,} lines contain no JSON object: {', '.join(wrong)}{more}. Each line must be "
+            f"one object, {{…}}; fix or remove these lines (`energon-grain lint {path}` lists all of them)"
         )
 
 
 def is_object(line: bytes) -> bool:
-    """Whether a stripped line that is not blank looks like an object, as `scan_lines` decides."""
+    """Whether a stripped line that is not blank looks like an object, by the rule of `scan_lines`."""
     return line.startswith(b"{") and line.endswith(b"}")
 
 
 class LineNumbers:
-    """Tells the number of the line, counted from 1, that is at an offset.
+    """Finds the number of the line at an offset, counted from 1.
 
-    It counts line ends from the nearest place where it knows the number, so a whole file is read at most once (at 2
-    GB/s or the speed of disk or store), and then 16 MB for each further question. Thread-safe.
+    Counts line ends from the nearest known position. The whole file is read at most once (at 2 GB/s, or the speed of
+    the disk or store), and each further call reads at most 16 MB. Thread-safe.
     """
 
     def __init__(self, path: str, store: ByteStore) -> None:
@@ -114,7 +114,7 @@ class LineNumbers:
         self._lock = threading.Lock()
 
     def at(self, offset: int) -> int:
-        """The number of the line that the byte at `offset` belongs to. Raises ReadError when it cannot be read."""
+        """The number of the line that contains the byte at `offset`. Raises ReadError when it cannot be read."""
         with self._lock:
             known = bisect.bisect_right(self._offsets, offset) - 1
             position, line = self._offsets[known], self._lines[known]
@@ -130,7 +130,7 @@ class LineNumbers:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Blocks that end where a line does. A line that is longer than a block is one by itself."""
+    """Blocks of whole lines. A line longer than a block is a block of its own."""
     open_line: list[bytes] = []
     while block := file.read(_BLOCK_BYTES):
         cut = block.rfind(b"\n") + 1
@@ -144,13 +144,13 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _samples_of(block: bytes) -> tuple[npt.NDArray[np.int64], list[tuple[int, bytes]], int]:
-    """Starts of lines with samples, (line, text) of those with something else, and the number of lines."""
+    """Starts of lines with samples, (line, text) of malformed lines, and the number of lines."""
     data = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(data == _NEWLINE)
     if block[-1] != _NEWLINE:
         ends = np.append(ends, len(data))
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
-    # Before a first line that is empty this looks at the last byte, but its own first byte is no brace.
+    # For an empty first line this reads the last byte, but the line's own first byte is no brace.
     last = data[ends - 1]
     last = np.where(last == _RETURN, data[np.maximum(ends - 2, 0)], last)
     holds = (data[starts] == _OPEN) & (last == _CLOSE)
@@ -165,45 +165,45 @@ def _samples_of(block: bytes) -> tuple[npt.NDArray[np.int64], list[tuple[int, by
 
 
 def jsonl_index_path(path: str | os.PathLike[str]) -> Path:
-    """Give the path of the index of a JSONL file: `x.jsonl` → `x.jsonl.idx`."""
+    """Return the path of the index of a JSONL file: `x.jsonl` → `x.jsonl.idx`."""
     return Path(f"{os.fspath(path)}.idx")
 
 
 def read_jsonl_index(path: str | os.PathLike[str], *, of: str | None = None) -> Int64Array:
-    """Map an index, read-only: (n+1,) offsets. Costs the same for any number of samples.
+    """Map an index, read-only: (n+1,) offsets. The cost is independent of the number of samples.
 
     Args:
-        of: The file that it is of, as messages name it; default: what `path` says.
+        of: The JSONL file, for messages; default: derived from `path`.
 
     Raises:
-        OSError: The file is not there or may not be read.
-        IndexFileError: It holds no whole number of offsets, fewer than two of them, or does not begin with 0.
+        OSError: The file does not exist or cannot be read.
+        IndexFileError: Its size is not a multiple of 8, it has fewer than two offsets, or it does not begin with 0.
     """
     with open(path, "rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
         defect = None
         if size_bytes < 16 or size_bytes % 8:
-            defect = f"{size_bytes} bytes are not two or more 8-byte offsets"
+            defect = f"expected two or more 8-byte offsets, found {size_bytes} bytes"
         else:
             starts = np.ndarray((size_bytes // 8,), "<i8", buffer=read_or_map(file, size_bytes))
             if int(starts[0]) == 0:
                 return starts
             defect = f"its first offset is {int(starts[0])}, not 0"
     data = str(path).removesuffix(".idx") if of is None else of
-    raise IndexFileError(f"{data}.idx: {defect}. The index is damaged; `energon-grain prepare {data}` writes it anew")
+    raise IndexFileError(f"{data}.idx: {defect}. The index is damaged; `energon-grain prepare {data}` rewrites it")
 
 
 def lines_id(starts: Int64Array) -> int:
-    """A number of 64 bits that differs with how many samples there are, and with their places.
+    """A 64-bit digest of the number of samples and their offsets.
 
-    Of large files 131,072 places at most count, evenly spread: hashing all would read the whole index.
+    For large files at most 131,072 evenly spaced offsets are hashed: hashing all would read the whole index.
     """
     step = -(-len(starts) // _HASHED_OFFSETS)
     return fold(len(starts), int(starts[-1]), starts[::step].tobytes())
 
 
 def measured_lines(starts: Int64Array) -> Measured:
-    """What columns of lines are of, by their offsets."""
+    """Properties of the samples that columns of lines belong to, from their offsets."""
 
     def sizes(numbers: Int64Array | slice, _: int | None) -> Int64Array:
         if isinstance(numbers, slice):
@@ -222,14 +222,14 @@ def measured_lines(starts: Int64Array) -> Measured:
 def write_jsonl_index(
     path: str | os.PathLike[str], *, target: Path | None = None, progress: Progress | None = None
 ) -> int:
-    """Write the index of a JSONL file, whole or not at all, in one pass over the file, and return how many samples.
+    """Write the index of a JSONL file atomically, in one pass over the file, and return the number of samples.
 
     Memory does not grow with the file.
 
     Args:
         path: The JSONL file, or its URL.
-        target: Where to write; default: beside the file, which is then on this machine.
-        progress: Called after each MB or so.
+        target: Where to write; default: beside the file, which must be local.
+        progress: Called about once per MB.
 
     Raises as `scan_lines`, OSError if the index cannot be written, and EmptyDatasetError if there is no sample.
     """
@@ -245,22 +245,22 @@ def write_jsonl_index(
             if progress is not None:
                 progress(stop, samples)
         if not samples:
-            raise EmptyDatasetError(f"{path}: has no sample; a line with one JSON object is one")
+            raise EmptyDatasetError(f"{path}: has no samples; write one JSON object per line")
         file.write(stop.to_bytes(8, "little"))
     return samples
 
 
 def find_jsonl_index(path: str | os.PathLike[str], *, cache_dir: Path | None = None) -> Path:
-    """Give the path of an index that fits a file of this machine; make it first if there is none.
+    """Return the path of an index that matches a local file; create it if there is none.
 
-    It is made beside the file, or in `cache_dir` where that folder is not writable. Of two processes that make it at
-    once the second waits and then finds it there.
+    It is created beside the file, or in `cache_dir` if that folder is not writable. Of two concurrent processes, the
+    second waits and uses the index of the first.
 
     Raises:
         DatasetNotFoundError: There is no such file.
-        StaleIndexError: The index is of another version of the file.
+        StaleIndexError: The index belongs to another version of the file.
         IndexFileError: The index is damaged.
-        DecodingError: There is no index, and lines hold no object.
+        DecodingError: There is no index, and lines contain no object.
         EmptyDatasetError: There is no index, and no sample.
     """
     path = Path(path)
@@ -284,16 +284,16 @@ def find_jsonl_index(path: str | os.PathLike[str], *, cache_dir: Path | None = N
 
 
 def check_jsonl_size(path: str | os.PathLike[str], starts: Int64Array, size_bytes: int) -> None:
-    """Check that a file has the size that its index says. Raises StaleIndexError if it has another one."""
+    """Check that a file has the size recorded in its index. Raises StaleIndexError otherwise."""
     if int(starts[-1]) != size_bytes:
         raise StaleIndexError(
-            f"{path} was indexed with {int(starts[-1])} bytes, but it has {size_bytes}; the file was changed after it "
-            f"was indexed: run `energon-grain prepare {path}`"
+            f"{path}: was indexed with {int(starts[-1])} bytes, but has {size_bytes}; the file changed after it was "
+            f"indexed: run `energon-grain prepare {path}`"
         )
 
 
 def _existing(path: Path, own: Path, cached: Path) -> Path | None:
-    """The index beside the file; or the one in the cache folder, unless the file is newer than that."""
+    """The index beside the file, or the one in the cache folder unless the file is newer."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -308,13 +308,13 @@ def _existing(path: Path, own: Path, cached: Path) -> Path | None:
 
 
 def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
-    """Give the path of an index that fits an object as it is now, and the object's generation.
+    """Return the path of an index that matches the current version of an object, and the object's generation.
 
-    Takes three small requests. An index beside the object, `x.jsonl.idx`, is copied once for each version of
-    it; without one the object is read once for each of its versions, front to back, into the block cache. Of a server
-    that gives no versions this is done each time.
+    Takes three small requests. An index beside the object, `x.jsonl.idx`, is copied once per version. Without one, the
+    object is read once per version, from start to end, into the block cache. For a server without versions this is done
+    every time.
 
-    Raises as `find_jsonl_index`, StaleIndexError if the object was replaced while it was read, and ReadError.
+    Raises as `find_jsonl_index`, StaleIndexError if the object was replaced during the read, and ReadError.
     """
     client = shared_client(files.settings)
     size_bytes, generation, index_generation = _versions(url, files, client)
@@ -323,7 +323,7 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
     index = mirror.folder / f"{hashlib.blake2b(version.encode(), digest_size=16).hexdigest()}.idx"
 
     def fits() -> bool:
-        """Whether there is an index of these very versions, not damaged at its ends."""
+        """Whether there is an index of exactly these versions, not damaged at its ends."""
         with contextlib.suppress(FileNotFoundError, IndexFileError):
             check_jsonl_size(url, read_jsonl_index(index, of=url), size_bytes)
             return UNVERSIONED not in (generation, index_generation)
@@ -331,7 +331,7 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
 
     if not fits():
         with mirror.locked():
-            if not fits():  # else another process was quicker
+            if not fits():  # otherwise another process was faster
                 if index_generation is None:
                     _make(url, size_bytes, generation, index)
                 else:
@@ -345,7 +345,7 @@ def index_of_object(url: str, files: RemoteFiles) -> tuple[Path, bytes]:
 
 
 def _versions(url: str, files: RemoteFiles, client: ObjectClient) -> tuple[int, bytes, bytes | None]:
-    """Size and generation of an object, and the generation of its index; None: there is none. Asked side by side."""
+    """Size and generation of an object, and the generation of its index (None without one), requested in parallel."""
 
     def ask(of: str) -> tuple[int, bytes | None]:
         if of == url:
@@ -357,7 +357,7 @@ def _versions(url: str, files: RemoteFiles, client: ObjectClient) -> tuple[int, 
         (size_bytes, generation), (_, index_generation) = client.map(ask, [url, f"{url}.idx"])
     except RangeError as error:
         raise IndexFileError(
-            f"{url}.idx: has less than two offsets. The index is damaged; `energon-grain prepare {url}` writes it anew"
+            f"{url}.idx: has fewer than two offsets. The index is damaged; `energon-grain prepare {url}` rewrites it"
         ) from error
     except MissingObjectError:
         raise DatasetNotFoundError(f"{url}: no such object") from None
@@ -366,11 +366,11 @@ def _versions(url: str, files: RemoteFiles, client: ObjectClient) -> tuple[int, 
 
 
 def _make(url: str, size_bytes: int, generation: bytes, index: Path) -> None:
-    to_all = f"`energon-grain prepare {url}` makes one for all machines"
-    if revision_of(url) is not None:  # where nothing can be written
-        to_all = f"upload the one that `energon-grain prepare` makes of a copy, {name_of(url)}.idx, for all machines"
+    to_all = f"`energon-grain prepare {url}` creates one for all machines"
+    if revision_of(url) is not None:  # read-only
+        to_all = f"to share one, run `energon-grain prepare` on a copy and upload {name_of(url)}.idx"
     _logger.warning(
-        "%s has no index beside it: reading its %.3g MB once to make one in %s; %s",
+        "%s has no index beside it: reading its %.3g MB once to create one in %s; %s",
         url,
         size_bytes / 1e6,
         index.parent,
@@ -379,18 +379,18 @@ def _make(url: str, size_bytes: int, generation: bytes, index: Path) -> None:
     write_jsonl_index(url, target=index)
     if generation != UNVERSIONED and not is_unchanged(url, generation):
         index.unlink()
-        raise StaleIndexError(f"{url}: was replaced while it was indexed; start again")
+        raise StaleIndexError(f"{url}: was replaced while it was indexed; restart")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JsonlFile:
-    """A JSONL file and its index. Picklable: copies in other processes of this machine look for nothing again.
+    """A JSONL file and its index. Picklable: copies in other processes of this machine do not search again.
 
     Attributes:
-        location: Path or URL of the file, as messages name it.
+        location: Path or URL of the file, for messages.
         index: Path of its index.
-        generation: Version of the object that the index is of; None: a file of this machine.
-        store: Where its bytes are.
+        generation: Version of the object that was indexed; None: a local file.
+        store: Reads its bytes.
     """
 
     location: str
@@ -401,36 +401,36 @@ class JsonlFile:
     def starts(self) -> Int64Array:
         """Map the index. See `read_jsonl_index`.
 
-        Raises StaleIndexError if it is gone, as another version of the file was opened on this machine, and
+        Raises StaleIndexError if it was removed because another version of the file was opened on this machine, and
         IndexFileError if it is damaged.
         """
         try:
             return read_jsonl_index(self.index, of=self.location)
         except FileNotFoundError:
             raise StaleIndexError(
-                f"{self.location}: its index on this machine, {self.index}, is gone; that happens when another version "
-                f"of the file or of its index is opened. Begin anew"
+                f"{self.location}: its index on this machine, {self.index}, was removed because another version of the "
+                f"file or of its index was opened; restart"
             ) from None
 
     def check_version(self, size_bytes: int) -> None:
-        """Check that an object still is the version that was indexed; all that is read from now on must be.
+        """Check that an object still has the version that was indexed, now and in later reads.
 
-        Asks the store nothing: what its next answer shows is compared. Of a file of this machine there is no version.
+        Sends no request: the next response is compared. A local file has no version.
 
-        Raises StaleIndexError if what was read of it since is of another version.
+        Raises StaleIndexError if an earlier response had another version.
         """
         if self.generation is not None and isinstance(self.store, RemoteFiles):
             self.store.expect(self.location, (size_bytes, self.generation))
 
 
 def open_jsonl(path: str | os.PathLike[str] | JsonlFile, *, cache_dir: Path | None = None) -> JsonlFile:
-    """Say where a JSONL file is, and bring its index to this machine; make it first if there is none.
+    """Locate a JSONL file and its index on this machine; the index is created if there is none.
 
     Args:
-        cache_dir: Where a missing index is made if nothing can be written beside the file; that of an object is made
-            in the folder of what was read from stores.
+        cache_dir: Folder for a new index if the file's folder is not writable. The index of an object is created in the
+            folder of the cache for stores.
 
-    Raises as `find_jsonl_index`, ConfigError if the URL is of no store that can be read, and ReadError.
+    Raises as `find_jsonl_index`, ConfigError if the URL's store is not supported, and ReadError.
     """
     if isinstance(path, JsonlFile):
         return path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checking a JSONL file: every line, and its index."""
+"""Checks a JSONL file: every line, and the index."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from energon_grain.errors import (
 from energon_grain.kinds.jsonl.lines import check_jsonl_size, is_object, jsonl_index_path, read_jsonl_index
 from energon_grain.kinds.jsonl.prepare import existing_file
 from energon_grain.prepare.lint import LISTED_FINDINGS, LintFinding, LintReport, about_columns, opened
-from energon_grain.sources.kinds import LintAsk
+from energon_grain.sources.kinds import LintOptions
 from energon_grain.storage.location import is_url, located, name_of
 from energon_grain.storage.remote import open_object, read_whole, remote_files
 from energon_grain.storage.settings import storage_settings
@@ -30,8 +30,8 @@ _LINES_BETWEEN_PROGRESS = 20_000
 _READ_BYTES = 4 << 20
 
 
-def lint_jsonl(path: str | os.PathLike[str], ask: LintAsk) -> LintReport:
-    """Decode every line of a JSONL file, and compare its index, if there is one, with the lines.
+def lint_jsonl(path: str | os.PathLike[str], ask: LintOptions) -> LintReport:
+    """Decode every line of a JSONL file, and compare its index, if it has one, with the lines.
 
     Findings name the line, counted from 1: `x.jsonl:123`. At most 10,000 are listed. The file is read once, in one
     thread.
@@ -39,11 +39,11 @@ def lint_jsonl(path: str | os.PathLike[str], ask: LintAsk) -> LintReport:
     Raises:
         DatasetNotFoundError: There is no such file.
         ReadError: An object store cannot be reached.
-        ConfigError: Pickles are asked for.
+        ConfigError: Decoding of pickles is requested.
     """
     location = located(path)
     if ask.allow_pickle:
-        raise ConfigError(f"{location}: a JSONL file has no pickles to decode.")
+        raise ConfigError(f"{location}: a JSONL file contains no pickles; remove --allow-pickle.")
     name, size_bytes = name_of(location), _size_of(location)
     starts, of_index = _index_of_lines(location, size_bytes)
     findings: list[LintFinding] = []
@@ -54,12 +54,12 @@ def lint_jsonl(path: str | os.PathLike[str], ask: LintAsk) -> LintReport:
         if number % _LINES_BETWEEN_PROGRESS == 0:
             ask.progress(checked.offset, size_bytes, len(findings), "")
         if len(findings) == LISTED_FINDINGS:
-            what = f"Nothing was read after problem {LISTED_FINDINGS:,}."
+            what = f"The check stopped after problem {LISTED_FINDINGS:,}."
             findings.append(LintFinding(severity="note", where=location, what=what))
             return LintReport.of(location, findings, shards=None, samples=checked.samples)
     if starts is not None and not checked.fit():
         way_out = f"run `energon-grain prepare {location}`"
-        of_index = LintFinding(where=f"{name}.idx", what="samples are not where it says", way_out=way_out)
+        of_index = LintFinding(where=f"{name}.idx", what="its offsets do not match the samples", way_out=way_out)
     findings += [of_index] if of_index else []
     if starts is not None and of_index is None:
         opened(location, findings, lambda: findings.extend(about_columns(location, ask.trusted_modules)))
@@ -77,7 +77,7 @@ def _size_of(location: str) -> int:
 
 
 def _index_of_lines(location: str, size_bytes: int) -> tuple[npt.NDArray[np.int64] | None, LintFinding | None]:
-    """Where the index beside a file says that lines begin, if there is one; or what is wrong with it."""
+    """The line offsets from the index beside a file, if it has one; or the problem with the index."""
     try:
         starts = _read_index(location)
         check_jsonl_size(location, starts, size_bytes)
@@ -89,7 +89,7 @@ def _index_of_lines(location: str, size_bytes: int) -> tuple[npt.NDArray[np.int6
 
 
 class _CheckedLines:
-    """Decodes the lines of a file one after the other, and compares where they begin with an index.
+    """Decodes the lines of a file in order, and compares their offsets with an index.
 
     Attributes:
         offset: Bytes read so far.
@@ -104,13 +104,13 @@ class _CheckedLines:
         self._decode = json_codec("json")
 
     def check(self, number: int, line: bytes) -> LintFinding | None:
-        """Take the next line, the `number`-th from 1; returns what is wrong with it."""
+        """Check the next line, number `number` from 1. Returns its problem, if any."""
         text, start = line.strip(), self.offset if self.samples else 0
         self.offset += len(line)
         if not text:
             return None
         if not is_object(text):
-            return LintFinding(where=f"{self._name}:{number}", what=f"holds no JSON object: {text[:40]!r}")
+            return LintFinding(where=f"{self._name}:{number}", what=f"contains no JSON object: {text[:40]!r}")
         if self._starts is not None:
             self._fits = self._fits and self.samples < len(self._starts) and self._starts[self.samples] == start
         self.samples += 1
@@ -121,7 +121,7 @@ class _CheckedLines:
         return None
 
     def fit(self) -> bool:
-        """Whether all lines were where the index says, and there is none more."""
+        """Whether all lines match the index, and the index has no more."""
         return self._fits and self._starts is not None and len(self._starts) == self.samples + 1
 
 
@@ -141,10 +141,10 @@ def _lines(location: str) -> Iterator[bytes]:
 
 
 def _read_index(location: str) -> npt.NDArray[np.int64]:
-    """The index beside a file or object. Raises FileNotFoundError where there is none."""
+    """The index beside a file or object. Raises FileNotFoundError without one."""
     if not is_url(location):
         return read_jsonl_index(jsonl_index_path(location))
-    with tempfile.NamedTemporaryFile() as file:  # what was mapped stays when it is gone
+    with tempfile.NamedTemporaryFile() as file:  # the mapping outlives the file
         file.write(read_whole(f"{location}.idx"))
         file.flush()
         return read_jsonl_index(file.name, of=location)

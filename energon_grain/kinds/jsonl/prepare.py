@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indexing a JSONL file."""
+"""Indexes a JSONL file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from energon_grain.words import counted, format_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JsonlReport:
-    """What was found when a JSONL file was indexed.
+    """The result of indexing a JSONL file.
 
     Attributes:
         path: The file; a URL as text.
@@ -37,7 +37,7 @@ class JsonlReport:
     elapsed_s: float
 
     def lines(self) -> list[str]:
-        """What people read."""
+        """The report as text."""
         prepared = f"Prepared {self.path}: {counted(self.samples, 'sample')}, {format_bytes(self.size_bytes)}"
         found = f"Found {counted(self.samples, 'sample')}."
         return [found, f"{prepared}, in {self.elapsed_s:.2f} s.", f"  index: {self.index}"]
@@ -45,14 +45,14 @@ class JsonlReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JsonlPlan:
-    """What preparing a JSONL file does: it is read once, and its index is written beside it."""
+    """Plan of preparing a JSONL file: it is read once, and its index is written beside it."""
 
     path: str
     size_bytes: int
     write: str
 
     def lines(self) -> list[str]:
-        """The plan in words, a line each."""
+        """The plan as text lines."""
         return [
             f"Plan: index {self.path}. Nothing was written.",
             f"  read    {self.path}: {self.size_bytes:,} bytes",
@@ -63,32 +63,32 @@ class JsonlPlan:
 def prepare_jsonl(
     path: str | os.PathLike[str], *, progress: Callable[[int, int, int], None] | None = None
 ) -> JsonlReport:
-    """Write the index of a JSONL file beside it, the same bytes as Energon's; an older one is replaced.
+    """Write the index of a JSONL file beside it, byte-identical to Energon's. Replaces an existing one.
 
     Args:
-        path: The file, or its URL. An object is read once, front to back.
-        progress: Called now and then with (bytes read, size of the file, samples found).
+        path: The file, or its URL. An object is read once, from start to end.
+        progress: Called from time to time with (bytes read, size of the file, samples found).
 
     Raises:
         DatasetNotFoundError: There is no such file.
-        DecodingError: Lines hold no JSON object; names the first ones.
+        DecodingError: Lines contain no JSON object; names the first ones.
         EmptyDatasetError: There is no sample.
-        ReadError: There is no such object, or it cannot be reached.
+        ReadError: The object does not exist or cannot be reached.
         OSError: The index cannot be written.
     """
     plan, begun_s = plan_jsonl(path), time.monotonic()
 
-    def tell(done: int, samples: int) -> None:
+    def report(done: int, samples: int) -> None:
         if progress is not None:
             progress(done, plan.size_bytes, samples)
 
     if is_url(plan.path):
         with tempfile.TemporaryDirectory(prefix="energon-grain-") as folder:
             index = Path(folder, "index")
-            samples = write_jsonl_index(plan.path, target=index, progress=tell)
+            samples = write_jsonl_index(plan.path, target=index, progress=report)
             shared_client(storage_settings()).write(plan.write, index.read_bytes())
     else:
-        samples = write_jsonl_index(plan.path, progress=tell)
+        samples = write_jsonl_index(plan.path, progress=report)
     kind = str if is_url(plan.path) else Path
     return JsonlReport(
         path=kind(plan.path),
@@ -100,7 +100,7 @@ def prepare_jsonl(
 
 
 def plan_jsonl(path: str | os.PathLike[str]) -> JsonlPlan:
-    """What `prepare_jsonl` does. Raises DatasetNotFoundError and ReadError, as it does."""
+    """Plan of `prepare_jsonl`. Raises DatasetNotFoundError and ReadError, like it."""
     location = located(path)
     size_bytes = scan_object(location).size_bytes if is_url(location) else existing_file(location).stat().st_size
     index = f"{location}.idx" if is_url(location) else str(jsonl_index_path(location))

@@ -34,27 +34,27 @@ from energon_grain.storage.location import is_url
 Int64Array = npt.NDArray[np.int64]
 
 PART = "json"
-"""Name of the one part of a sample: its line, with the line's end and the blank lines behind it."""
-_LOOKED_AT = 8
+"""Name of the only part of a sample: its line, with the line end and following blank lines."""
+_CHECKED_LINE_ENDS = 8
 
 
 class JsonlRows(OneFile):
     """The samples of a JSONL file, in the order of its lines. The key of a sample is its number, from 0.
 
-    Opening maps the index (and makes it, if there is none); the first read checks that the file is the one that was
-    indexed, by its size and by some line ends, and in an object store by its version too. Copies in other processes of
-    this machine map the same index and look for nothing again.
+    Opening maps the index, which is created if there is none. The first read checks that the file is the one that was
+    indexed, by its size and some line ends, and in an object store also by its version. Copies in other processes of
+    this machine map the same index without searching again.
 
     Args:
-        path: The file, whose name ends in `.jsonl`: a path, a URL, or what `open_jsonl` made of it.
-        parts: Which parts to read, names or a predicate: there is only `json`. Without it samples have no part.
-        index_cache_dir: Where a missing index is made when nothing can be written beside the file.
+        path: The file, whose name ends in `.jsonl`: a path, a URL, or the result of `open_jsonl`.
+        parts: Parts to read, names or a predicate; the only part is `json`. Without it samples have no part.
+        index_cache_dir: Folder for a new index if the file's folder is not writable.
 
     Raises:
         DatasetNotFoundError: There is no such file.
-        StaleIndexError: The index is of another version of the file.
+        StaleIndexError: The index belongs to another version of the file.
         IndexFileError: The index is damaged.
-        DecodingError: There is no index, and lines hold no object.
+        DecodingError: There is no index, and lines contain no object.
         ReadError: An object store cannot be reached.
     """
 
@@ -95,8 +95,8 @@ class JsonlRows(OneFile):
 
     def _not_ascending(self) -> IndexFileError:
         return IndexFileError(
-            f"{self.path}.idx: its offsets do not ascend. The index is damaged; `energon-grain prepare {self.path}` "
-            f"writes it anew"
+            f"{self.path}.idx: its offsets are not ascending. The index is damaged; `energon-grain prepare "
+            f"{self.path}` rewrites it"
         )
 
     def _values(self, start: Int64Array, stop: Int64Array) -> Sequence[bytes]:
@@ -106,30 +106,31 @@ class JsonlRows(OneFile):
             wrong = stop[(np.frombuffer(last, np.uint8) != ord("\n")) & (stop < self.size_bytes)]
             if len(wrong):
                 raise IndexFileError(
-                    f"{self.path}.idx: says that a line ends @ {int(wrong[0])}, but none does. The index is damaged, "
-                    f"or the file was changed after it was indexed; `energon-grain prepare {self.path}` writes it anew"
+                    f"{self.path}.idx: lists a line end @ {int(wrong[0])}, but the file has none there. The index is "
+                    f"damaged, or the file changed after it was indexed; `energon-grain prepare {self.path}` rewrites "
+                    f"it"
                 )
         return texts
 
     def _verify(self) -> None:
-        """Check, once, that the file has the size that was indexed, and that lines end before some of its samples.
+        """Check once that the file has the indexed size, and that line ends precede some of its samples.
 
-        Raises StaleIndexError if it is another file.
+        Raises StaleIndexError if the file changed.
         """
         if self._verified:
             return
         self.file.check_version(self.size_bytes)
         check_jsonl_size(self.path, self._starts, self._store.size(self.path))
-        # The first one has no line before it.
-        before = self._starts[np.unique(np.linspace(1, self.samples, _LOOKED_AT).astype(np.int64))][:-1] - 1
+        # The first sample has no line before it.
+        before = self._starts[np.unique(np.linspace(1, self.samples, _CHECKED_LINE_ENDS).astype(np.int64))][:-1] - 1
         if (before < 0).any() or (before >= self.size_bytes).any():
             raise self._not_ascending()
         file = np.zeros(len(before), np.int64)
         for offset, byte in zip(before, self._store.read_spans([self.path], file, before, before + 1), strict=True):
             if byte != b"\n":
                 raise StaleIndexError(
-                    f"{self.path} @ {int(offset)}: no line ends here, as it did when the file was indexed; the file "
-                    f"was changed after that: run `energon-grain prepare {self.path}`"
+                    f"{self.path} @ {int(offset)}: expected a line end; the file changed after it was indexed: run "
+                    f"`energon-grain prepare {self.path}`"
                 )
         self._verified = True
 
@@ -144,9 +145,9 @@ class JsonlRows(OneFile):
         return found
 
     def place_of(self, number: int) -> str:
-        """The file's name (URL) and the number of the sample's line, counted from 1 as editors do: `x.jsonl:123`.
+        """The file's name (or URL) and the line number of the sample, counted from 1 as in editors: `x.jsonl:123`.
 
-        Counts line ends, so it may read the file up to there.
+        Counts line ends, so it may read the file up to that line.
         """
         start, stop = self._bounds(np.array([number], np.int64))
         (text,) = self._values(start, stop)
@@ -160,12 +161,12 @@ class JsonlRows(OneFile):
 
 
 class JsonlFileStore(OwnFileStore[bytes]):
-    """Reads single samples of a JSONL file; the key of sample 12 is `12.json`.
+    """Reads single samples of a JSONL file. The key of sample 12 is `12.json`.
 
-    The whole file is served, whatever the subset of a leaf.
+    The whole file is served, independent of the subset of a leaf.
 
     Args:
-        path: The file: a path, a URL, or what `open_jsonl` made of it.
+        path: The file: a path, a URL, or the result of `open_jsonl`.
 
     Raises EnergonGrainError as `JsonlRows` does.
     """
@@ -183,13 +184,12 @@ class JsonlFileStore(OwnFileStore[bytes]):
         return isinstance(key, str) and self._number(key) is not None
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
-        """Read lines in the order asked for; neighbours are read together. See `FileStore.read`."""
+        """Read lines in the order requested; neighbors are read together. See `FileStore.read`."""
         numbers = [self._number(key) for key in keys]
         for key, number in zip(keys, numbers, strict=True):
             if number is None:
                 raise KeyNotFoundError(
-                    f"{self.get_path()}: there is no {key!r}; keys go from '0.{PART}' to "
-                    f"'{self._rows.samples - 1}.{PART}'"
+                    f"{self.get_path()}: no key {key!r}; keys go from '0.{PART}' to '{self._rows.samples - 1}.{PART}'"
                 )
         if not keys:
             return []
@@ -197,7 +197,7 @@ class JsonlFileStore(OwnFileStore[bytes]):
         return with_sources(self.get_path(), keys, repeat(self._rows.shard), lines)
 
     def _number(self, key: str) -> int | None:
-        """The number of a sample; None where there is no such one, or it is written in another way."""
+        """The number of a sample; None if there is none, or the key is not in canonical form."""
         text, dot, part = key.partition(".")
         if not (dot and part == PART and text.isascii() and text.isdecimal()) or (text[0] == "0" and text != "0"):
             return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSONL files, compressed ones too, read once from front to back, as a conversion does."""
+"""JSONL files, including compressed ones, read once from start to end for a conversion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 
 
 def runs_of_lines(location: str, count: int) -> Iterator[StreamedRun]:
-    """Runs of `count` lines with samples. Raises DecodingError."""
+    """Yield runs of `count` lines with samples. Raises DecodingError."""
     path = EPath(location)
     size_bytes = path.stat().content_length
     lines: list[bytes] = []
@@ -30,7 +30,7 @@ def runs_of_lines(location: str, count: int) -> Iterator[StreamedRun]:
             text = line.strip()
             if text:
                 if not is_object(text):
-                    raise DecodingError(f"{location}: line {number} holds no JSON object, {{…}}")
+                    raise DecodingError(f"{location}: line {number} contains no JSON object, {{…}}; fix or remove it")
                 lines.append(text)
             if len(lines) == count:
                 at = file.tell()
@@ -41,12 +41,12 @@ def runs_of_lines(location: str, count: int) -> Iterator[StreamedRun]:
 
 
 def _samples(first: int, lines: list[bytes]) -> Iterator[dict[str, Any]]:
-    """Samples of lines, by their numbers among those that are not blank, from `first` on."""
+    """Samples of lines, numbered from `first` without blank lines."""
     return ({"__key__": str(number), PART: text} for number, text in enumerate(lines, first))
 
 
 def _lines_of(file: BinaryIO, location: str) -> Iterator[bytes]:
-    """The lines of a file, compressed or not. Raises DecodingError where it cannot be decompressed."""
+    """The lines of a file, compressed or not. Raises DecodingError if decompression fails."""
     opened: Any = file
     if location.endswith(".gz"):
         opened = gzip.GzipFile(fileobj=file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `energon-grain info` says of a JSONL file."""
+"""The summary of a JSONL file that `energon-grain info` prints."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from energon_grain.words import counted, format_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JsonlSummary:
-    """What a JSONL file holds.
+    """Properties of a JSONL file.
 
     Attributes:
         path: The file.
         samples: Number of samples.
         size_bytes: Size of the file.
-        content_id: Digest of where its samples are.
-        sizes: Histogram of the sizes of samples, line ends and blank lines counted, in powers of two.
-        columns: As of a dataset.
-        stale_columns: As of a dataset.
+        content_id: Digest of the offsets of its samples.
+        sizes: Histogram of sample sizes, including line ends and blank lines, in powers of two.
+        columns: As for a dataset.
+        stale_columns: As for a dataset.
     """
 
     path: str
@@ -43,15 +43,15 @@ class JsonlSummary:
     stale_columns: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """What people read."""
+        """The summary as text."""
         samples = f"  {counted(self.samples, 'sample')}, {format_bytes(self.size_bytes)}"
-        kind = "  samples are plain dicts, to be cooked by the program (crude); their one part is json"
+        kind = "  samples are crude: dicts of parts, which the program cooks; the only part is json"
         columns = column_lines(self.columns, self.stale_columns)
         return [self.path, samples, kind, "", *columns, *histogram_lines(self.sizes)]
 
 
 def summarize_jsonl(path: str | os.PathLike[str]) -> JsonlSummary:
-    """Describe a JSONL file from its index, which is made if there is none. Raises as `JsonlRows` does."""
+    """Describe a JSONL file from its index, which is created if there is none. Raises as `JsonlRows` does."""
     source = selected(JsonlRows(path))
     sizes, total_bytes = sizes_of_samples(source)
     columns = Columns(source)

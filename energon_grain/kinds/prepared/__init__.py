@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kinds of prepared shards share: an index of their parts, and the configuration beside them."""
+"""Shared by the kinds of prepared shards: the index of their parts, and the configuration files beside them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the `dataset.yaml` of a leaf says: how samples are made."""
+"""Interprets the `dataset.yaml` of a leaf: how samples are made."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from energon_grain.transforms.field_map import FieldMap
 
 
 def define_samples(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition:
-    """What the `dataset.yaml` of a leaf says.
+    """Interpret the `dataset.yaml` of a leaf.
 
     Raises:
-        ConfigError: It is wrong.
-        FieldMapError: The field map does not fit the sample type.
-        UntrustedCodeError: It names a class of a module, or code beside the data, that the program did not declare.
+        ConfigError: It is invalid.
+        FieldMapError: The field map does not match the sample type.
+        UntrustedCodeError: It names a class of an untrusted module, or untrusted code beside the data.
     """
     root = leaf.path
     decoder = None if config.raw_bytes else leaf.task_encoder.decoder
@@ -52,7 +52,7 @@ def define_samples(leaf: LeafDataset, config: DatasetConfig) -> SampleDefinition
         definition = SampleDefinition(sample_type=sample_type, field_map=field_map, decoder=decoder)
     asked = leaf.sample_type
     if asked is not None and sample_type is not None and not issubclass(sample_type, asked):
-        raise ConfigError(f"{root}: holds {sample_type.__name__}, but sample_type={asked.__name__} was asked for")
+        raise ConfigError(f"{root}: contains {sample_type.__name__}, but sample_type={asked.__name__} is requested")
     return definition
 
 
@@ -62,16 +62,16 @@ def _of_factory(
     sample_type: type[Any] | None,
     decoder: SampleDecoder | None,
 ) -> SampleDefinition:
-    """What a class of the program's says, made with the arguments in the file."""
+    """Call a factory class of the program with the arguments in the file."""
     assert config.class_ref is not None
     factory = resolve_class(
         config.class_ref, trusted_modules=leaf.trusted_modules, where=f"{leaf.path}: {leaf.dataset_config}"
     )
     if not issubclass(factory, SampleFactory):
         raise ConfigError(
-            f"{leaf.path}: a dataset configuration of class {config.class_ref} cannot be read; give a `sample_type` "
-            f"with a `field_map`, make it crude (`__class__: CrudeWebdataset`) and cook it in the task encoder, or "
-            f"derive the class from DefaultDecoderWebdatasetFactory"
+            f"{leaf.path}: cannot read a dataset configuration of class {config.class_ref}; set a `sample_type` "
+            f"with a `field_map`, make the dataset crude (`__class__: CrudeWebdataset`) and cook it in the task "
+            f"encoder, or derive the class from DefaultDecoderWebdatasetFactory"
         )
     arguments: dict[str, Any] = {
         "split_part": leaf.split_part,
@@ -88,7 +88,7 @@ def _of_factory(
         made = cast("type[Any]", factory)(leaf.path, **arguments)
     except TypeError as error:
         raise ConfigError(
-            f"{leaf.path}: {config.class_ref} does not take what its dataset configuration says: {error}"
+            f"{leaf.path}: {config.class_ref} does not accept the arguments in its dataset configuration: {error}"
         ) from error
     return made.definition()
 
@@ -99,12 +99,12 @@ def _declared_decoder(decoder_type: type[SampleDecoder], options: Mapping[str, A
     except TypeError as error:
         known = inspect.signature(decoder_type).parameters
         unknown = next((name for name in options if name not in known), None)
-        said = error if unknown is None else f"there is no option {unknown!r}{did_you_mean(unknown, known)}"
-        raise ConfigError(f"{root}: `decoder` in the dataset's configuration: {said}") from error
+        problem = error if unknown is None else f"unknown option {unknown!r}{did_you_mean(unknown, known)}"
+        raise ConfigError(f"{root}: `decoder` in the dataset's configuration: {problem}") from error
 
 
 def _parts(leaf: LeafDataset, config: DatasetConfig, *, crude: bool) -> PartFilter:
-    """Parts to read: of a crude dataset the program may say which."""
+    """Parts to read. For a crude dataset the program's selection takes precedence."""
     if config.part_filter is None or (crude and leaf.part_filter is not None):
         return leaf.part_filter if crude else None
     if isinstance(config.part_filter, str):
@@ -113,17 +113,17 @@ def _parts(leaf: LeafDataset, config: DatasetConfig, *, crude: bool) -> PartFilt
 
 
 def _beside(leaf: LeafDataset, written: str, key: str) -> Callable[..., Any]:
-    """The function that the dataset's configuration names, of a file that lies beside it."""
+    """The function that the dataset's configuration names, from a file beside it."""
     where, folder = f"{leaf.path}: `{key}: {written}`", join(leaf.path, META_FOLDER)
     try:
         return function_beside(written, folder, key, trusted_modules=leaf.trusted_modules, where=where)
     except UntrustedCodeError as error:
         instead = (
-            f". Or list the names of the parts in {leaf.dataset_config}"
+            f". Or list the part names in {leaf.dataset_config}"
             if key == "part_filter"
             else f". Or import its functions in the program and pass them: StandardWebdatasetFactory({leaf.path!r}, "
             f"sample_type=…, sample_loader=function, part_filter=function, split_part=…, training=…, "
-            f"worker_config=…).build() is the same dataset. Or use a `field_map`; or make the dataset crude "
+            f"worker_config=…).build() creates the same dataset. Or use a `field_map`, or make the dataset crude "
             f"(`__class__: CrudeWebdataset`) with a cooker in the task encoder"
         )
         raise UntrustedCodeError(f"{error}{instead}") from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files below a folder, here or in an object store, as what cookers read by key."""
+"""Files below a local folder or in an object store, which cookers read by key."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from energon_grain.storage.settings import StorageSettings, storage_settings
 
 
 class MediaFileStore(OwnFileStore[T_co]):
-    """One whose files may be media that `prepare` has looked at."""
+    """A store whose files may have media metadata from `prepare`."""
 
     @abstractmethod
     def _place(self, key: str) -> object:
-        """Where the file of a key lies. Raises KeyNotFoundError."""
+        """Location of the file of a key. Raises KeyNotFoundError."""
 
     def get_media_metadata(self, key: str) -> AVMetadata | ImageMetadata:
         return self._media.get(key, lambda: self._place(key))
@@ -53,7 +53,7 @@ class MediaFileStore(OwnFileStore[T_co]):
 
 
 def _least(key: str, lazy: LazyFrom) -> int | None:
-    """From how many bytes on a file is given as a stream; None: never."""
+    """The size in bytes from which a file becomes a stream; None: never."""
     return None if lazy is None else lazy(key.rpartition("/")[2].partition(".")[2])
 
 
@@ -61,18 +61,19 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def files_below(folder: str) -> FileStore[bytes]:
-    """The files below a folder of this machine or of an object store, by their names. Raises as the stores do."""
+    """The files below a local folder or one in an object store, by name. Raises as the stores do."""
     return ObjectFileStore(folder) if is_url(folder) else SystemFileStore(folder)
 
 
 @public
 class SystemFileStore(MediaFileStore[bytes]):
-    """Reads whole files below a folder; a key is a path relative to it, `train/000012.jpg`.
+    """Reads whole files below a folder. A key is a path relative to it, `train/000012.jpg`.
 
-    Keys come from data, so none may lead out of the folder: neither an absolute path, nor `..`, nor a symbolic link.
+    Keys come from data, so they must stay inside the folder: no absolute path, no `..`, and no symbolic link may lead
+    out of it.
 
     Args:
-        base_dir: The folder; it needs no preparation. An `ObjectFileStore` reads one in an object store.
+        base_dir: The folder, which needs no preparation. For object stores use `ObjectFileStore`.
 
     Raises:
         DatasetNotFoundError: There is no such folder.
@@ -82,11 +83,11 @@ class SystemFileStore(MediaFileStore[bytes]):
     def __init__(self, base_dir: str | os.PathLike[str]) -> None:
         self._base = located(base_dir)
         if is_url(self._base):
-            raise ConfigError(f"{self._base}: is no folder of this machine; an ObjectFileStore reads those of stores")
+            raise ConfigError(f"{self._base}: is not a local folder; use ObjectFileStore for object stores")
         if not os.path.isdir(self._base):
-            raise DatasetNotFoundError(f"{self._base}: there is no such folder to serve files from")
+            raise DatasetNotFoundError(f"{self._base}: no such folder; check the path")
         self._real_base = os.path.realpath(self._base)
-        # Files are read whole and seldom twice: keeping them open would be of no use.
+        # Files are read whole and seldom twice: keeping them open has no benefit.
         self._files = LocalFiles(max_open_files=1)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,14 +98,14 @@ class SystemFileStore(MediaFileStore[bytes]):
         return self._base
 
     def __contains__(self, key: object) -> bool:
-        """Whether a key leads to a file below the folder."""
+        """Whether a key refers to a file below the folder."""
         try:
             return isinstance(key, str) and bool(self._place(key))
         except KeyNotFoundError:
             return False
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
-        """Read files in the order asked for. See `FileStore.read`."""
+        """Read files in the order requested. See `FileStore.read`."""
         return SystemFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
@@ -120,27 +121,27 @@ class SystemFileStore(MediaFileStore[bytes]):
         return self._files.read_spans([path], file, file, np.array([size], np.int64))[0]
 
     def _place(self, key: str) -> str:
-        """The real path of a key. Raises KeyNotFoundError."""
+        """The resolved path of a key. Raises KeyNotFoundError."""
         if not key or "\0" in key:
-            raise KeyNotFoundError(f"{self._base}: {key!r} is no file name")
+            raise KeyNotFoundError(f"{self._base}: {key!r} is not a file name")
         path = os.path.realpath(os.path.join(self._base, key))
         if os.path.isabs(key) or os.path.commonpath((path, self._real_base)) != self._real_base:
             raise KeyNotFoundError(
-                f"{self._base}: {key!r} leads out of this folder, to {path}; a key is a path below it, without links "
-                f"out of it: make the folder above both the store, or copy the file"
+                f"{self._base}: {key!r} leads out of this folder, to {path}; a key must be a path below it, without "
+                f"links out of it: use a parent folder of both as the store, or copy the file"
             )
         try:
             regular = stat.S_ISREG(os.stat(path).st_mode)
         except OSError as error:
             if error.errno in _MISSING:
-                raise KeyNotFoundError(f"{self._base}: there is no file {key!r} in this folder") from None
-            return path  # opening it is tried again, and then says what is wrong
+                raise KeyNotFoundError(f"{self._base}: no file {key!r} in this folder") from None
+            return path  # opening it is retried, and reports the error
         if not regular:
             raise KeyNotFoundError(f"{self._base}: {key!r} is not a file; a key is the path of a regular file")
         return path
 
     def close(self) -> None:
-        """Close what is open; reading again opens it anew."""
+        """Close open files. The next read opens them again."""
         self._files.close()
 
 
@@ -149,18 +150,18 @@ _LONGEST_NAME_BYTES = 1024
 
 @public
 class ObjectFileStore(MediaFileStore[bytes]):
-    """Reads whole objects below a folder of an object store; a key is a name relative to it, `train/000012.jpg`.
+    """Reads whole objects below a folder of an object store. A key is a name relative to it, `train/000012.jpg`.
 
-    Each read of a key is one request for all of an object, which must come within `timeout_s` of the storage settings;
-    those of several keys run side by side, as many as the settings allow. Nothing is kept; a `FileStoreCachePool`
-    fetches files before they are needed. Keys come from data, so none may lead out of the folder; `..` is taken out as
-    text, as in a path.
+    Each read of a key is one request for the whole object, with the timeout `timeout_s` of the storage settings. Reads
+    of several keys run in parallel, within the limits of the settings. Nothing is cached; a `FileStoreCachePool`
+    prefetches files. Keys come from data, so they must stay inside the folder; `..` is resolved textually, as in a
+    path.
 
     Args:
-        base_url: The folder. Whether there is anything in it shows when it is read: stores know no folders.
+        base_url: The folder. A missing folder is detected on the first read: stores have no folders.
 
     Raises:
-        ConfigError: The URL is of no store that can be read.
+        ConfigError: The URL's store is not supported.
     """
 
     def __init__(self, base_url: str | os.PathLike[str]) -> None:
@@ -169,8 +170,8 @@ class ObjectFileStore(MediaFileStore[bytes]):
 
     def _begin(self, base: str, settings: StorageSettings) -> None:
         if not is_url(base):
-            raise ConfigError(f"{base}: is no URL of an object store; a SystemFileStore reads folders of this machine")
-        address_of(base, settings)  # refuses what no store has
+            raise ConfigError(f"{base}: is not the URL of an object store; use SystemFileStore for local folders")
+        address_of(base, settings)  # refuses unknown stores
         self._base = base
         self._client: ObjectClient = shared_client(settings)
 
@@ -182,7 +183,7 @@ class ObjectFileStore(MediaFileStore[bytes]):
         return self._base
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is an object under a key; one small request. Raises ReadError where that cannot be known."""
+        """Whether a key has an object, in one small request. Raises ReadError if the store cannot be reached."""
         if not isinstance(key, str):
             return False
         try:
@@ -190,14 +191,14 @@ class ObjectFileStore(MediaFileStore[bytes]):
         except KeyNotFoundError:
             return False
         except RangeError:
-            return True  # an empty one
+            return True  # an empty object
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
-        """Read objects in the order asked for. See `FileStore.read`."""
+        """Read objects in the order requested. See `FileStore.read`."""
         return ObjectFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
-        """See `FileStore.read_or_open`. Where a stream may be wanted the size of a file is asked for first."""
+        """See `FileStore.read_or_open`. If a stream may be needed, the size of a file is requested first."""
         wanted = {key: (key, self._place(key), _least(key, lazy)) for key in keys}
         contents = dict(zip(wanted, self._client.map(self._content, list(wanted.values())), strict=True))
         return with_sources(self._base, keys, repeat(self._base), (copy(contents[key]) for key in keys))
@@ -211,7 +212,7 @@ class ObjectFileStore(MediaFileStore[bytes]):
                     return ByteStream(files, url, 0, size)
         found = self._client.read(ObjectRange(url))
         if found is None or found.data is None:
-            raise KeyNotFoundError(f"{self._base}: there is no object {key!r} in this folder")
+            raise KeyNotFoundError(f"{self._base}: no object {key!r} in this folder")
         return found.data
 
     def _place(self, key: str) -> str:
@@ -219,11 +220,11 @@ class ObjectFileStore(MediaFileStore[bytes]):
         name = posixpath.normpath(key)
         if posixpath.isabs(key) or name.split("/", 1)[0] == "..":
             raise KeyNotFoundError(
-                f"{self._base}: {key!r} leads out of this folder; a key is a name below it: make the folder above both "
-                f"the store, or copy the object"
+                f"{self._base}: {key!r} leads out of this folder; a key must be a name below it: use a parent folder "
+                f"of both as the store, or copy the object"
             )
         if name == "." or key.endswith("/") or not _can_be_stored(name):
-            raise KeyNotFoundError(f"{self._base}: {key!r} is no name of an object")
+            raise KeyNotFoundError(f"{self._base}: {key!r} is not a valid object name")
         return join(self._base, name)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What marks a folder with `.nv-meta`, and the kind of those that are not prepared."""
+"""Recognises folders with `.nv-meta`, and defines the kind of unprepared ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from energon_grain.storage.location import is_url
 
 
 def local_folder(location: str) -> Path:
-    """The folder of this machine that has the small files of `.nv-meta`: the same, or a mirror.
+    """The local folder with the small files of `.nv-meta`: the folder itself, or a mirror.
 
-    A `prepare` that was killed while it put its files in place is completed. Raises as `open_folder`.
+    Completes a `prepare` that was killed while it moved its files into place. Raises as `open_folder`.
     """
     if is_url(location):
         return mirror_dataset(location).folder
@@ -34,7 +34,7 @@ def _is_plain_folder(at: Listing) -> bool:
 
 
 def of_plain_folder(path: str) -> str:
-    """Say what to do about a folder with `index.sqlite` and no info file, which is opened as a dataset."""
+    """Advice for a folder with `index.sqlite` but no info file, opened as a dataset."""
     names = os.listdir(path)
     found = next((each for each in containers() if any(map(each.is_shard, names))), None)
     if found is not None:
@@ -56,4 +56,4 @@ FILESYSTEM = Kind(
     is_configured=True,
     file_store=files_below,
 )
-"""A folder with nothing but `index.sqlite` in `.nv-meta`: it may only be an auxiliary store."""
+"""A folder with only `index.sqlite` in `.nv-meta`. It can only be an auxiliary store."""

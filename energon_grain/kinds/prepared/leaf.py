@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening leaves of prepared shards: what of them is served, and how samples are made, as the files beside them say."""
+"""Opens leaves of prepared shards: their configuration files determine the samples and how they are made."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from energon_grain.prepare.containers import open_prepared
 from energon_grain.samplers.subset import Subset
 
 _logger = logging.getLogger("energon_grain")
-ALL_OF_THEM = "train"
-"""The split part that bare shards have without a ratio."""
+WHOLE_PART = "train"
+"""The split part of unprepared shards without a ratio."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Chosen:
-    """What is served of a folder of shards, as its three small files say.
+    """The selection from a folder of shards, as its three small files specify.
 
     Attributes:
         info: `.info.json`.
         config: `dataset.yaml`.
-        options: Shards, range and excludes, as the sources take them; none: all samples.
+        options: Shards, range and excludes, as options of sources; empty: all samples.
         unmatched_excludes: Excludes that name no shard.
-        where: The split part, as messages name it.
+        where: The split part, for messages.
     """
 
     info: DatasetInfo
@@ -45,7 +45,7 @@ class _Chosen:
 
 
 def _stamps(files: list[str]) -> list[Any]:
-    """What changes when one of these files does."""
+    """Values that change when one of these files does."""
     found: list[Any] = []
     for file in files:
         try:
@@ -57,9 +57,9 @@ def _stamps(files: list[str]) -> list[Any]:
     return found
 
 
-def _held(leaf: LeafDataset) -> _Chosen | None:
-    """What `check` chose; None: nothing, or the files say something else by now."""
-    held = leaf.held.take()
+def _checked_choice(leaf: LeafDataset) -> _Chosen | None:
+    """The selection from `check`; None without one, or if the files have changed."""
+    held = leaf.checked.take()
     return held[0] if held is not None and _stamps(held[1]) == held[2] else None
 
 
@@ -72,7 +72,7 @@ class PreparedLeaves:
     def open(self, leaf: LeafDataset, whole: bool) -> Content:
         folder = self._folder(leaf)
         with naming(folder):
-            chosen = (None if whole else _held(leaf)) or self._choose(folder, leaf, whole)
+            chosen = (None if whole else _checked_choice(leaf)) or self._choose(folder, leaf, whole)
             definition = _define(leaf, chosen.config)
             field_map = definition.field_map
             decoder = None if definition.load is not None else definition.decoder
@@ -85,8 +85,8 @@ class PreparedLeaves:
             )
             unmatched = (*chosen.unmatched_excludes, *source.unmatched_excludes)
             if unmatched:
-                said = "%s: excludes that name nothing that is there: %d, such as %r"
-                _logger.warning(said, chosen.where, len(unmatched), unmatched[0])
+                message = "%s: %d excludes match no sample or shard, for example %r"
+                _logger.warning(message, chosen.where, len(unmatched), unmatched[0])
             if field_map is not None:
                 field_map.check_parts(source.all_part_names, where=f"{folder.location}: field_map")
         config = chosen.config
@@ -104,7 +104,7 @@ class PreparedLeaves:
         if leaf.where is not None:
             ColumnFolder.of(folder).refuse_unknown(leaf.where.names)
         if not whole and not chosen.config.split_config:
-            leaf.held.put((chosen, files, stamps))
+            leaf.checked.put((chosen, files, stamps))
 
     def _folder(self, leaf: LeafDataset) -> DataFolder:
         return open_folder(leaf.path)
@@ -128,11 +128,9 @@ class PreparedLeaves:
     def _part(
         self, folder: DataFolder, leaf: LeafDataset, info: DatasetInfo, config: DatasetConfig, part: str
     ) -> tuple[int, Mapping[str, Any], tuple[str, ...]]:
-        """Samples of a split part, the options of sources that serve it, and excludes that name no shard."""
+        """Samples of a split part, the source options that select them, and excludes that name no shard."""
         if leaf.split_ratio is not None:
-            raise ConfigError(
-                f"{leaf.path}: is prepared, so that its split file says what its parts are; give no split_ratio"
-            )
+            raise ConfigError(f"{leaf.path}: is prepared, so its split file defines the parts; remove split_ratio")
         name = leaf.split_config or config.split_config or "split.yaml"
         selected = select_shards(read_split_config(folder.local, name, shards=info.shard_counts), part, info)
         options = {"shards": selected.shards, "excluded": selected.excluded_samples}
@@ -141,12 +139,12 @@ class PreparedLeaves:
 
 @dataclass(frozen=True, slots=True)
 class BareLeaves(PreparedLeaves):
-    """The `Opener` of shards that were not prepared: they have no configuration, and are split by a ratio alone.
+    """The `Opener` of unprepared shards: they have no configuration, and are split by a ratio only.
 
     Attributes:
-        shards: What messages call them.
-        find: Raises where the shards that a path names are not there.
-        open_folder: Indexes them where they are not, and says where the index is.
+        shards: Their name in messages.
+        find: Raises if the shards that a path names do not exist.
+        open_folder: Indexes them if necessary, and returns the location of the index.
     """
 
     shards: str
@@ -172,16 +170,16 @@ class BareLeaves(PreparedLeaves):
         return total, {"shards": tuple(counts), "runs": runs}, ()
 
     def _runs(self, leaf: LeafDataset, counts: Mapping[str, int]) -> list[tuple[int, int]] | None:
-        """Runs of each shard that are in the split part; None: all of each."""
+        """Runs of each shard in the split part; None: whole shards."""
         refuse_configuration(leaf, leaf.kind_there.described)
         if leaf.split_ratio is not None:
             return leaf.split_ratio.runs(leaf.split_part, counts)
-        if leaf.split_part == ALL_OF_THEM:
+        if leaf.split_part == WHOLE_PART:
             return None
         raise SplitError(
-            f"{leaf.path}: {self.shards} that were not prepared have one split part, {ALL_OF_THEM!r}, which is all of "
-            f"them, and no {leaf.split_part!r}. Give split_part={ALL_OF_THEM!r}, or, the same wherever parts of them "
-            f"are used, split_ratio='{ALL_OF_THEM}:0.9,{leaf.split_part}:0.1'"
+            f"{leaf.path}: unprepared {self.shards} have a single split part, {WHOLE_PART!r}, with all samples, and "
+            f"no {leaf.split_part!r}. Use split_part={WHOLE_PART!r}, or split them by "
+            f"split_ratio='{WHOLE_PART}:0.9,{leaf.split_part}:0.1', the same wherever a part of them is used"
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sources of prepared datasets have in common: everything but reading."""
+"""Shared code of sources of prepared datasets: everything except reading bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import remote_run
 from energon_grain.sources.rows import Rows, SelectedSource
 from energon_grain.sources.source import CLIP_BYTES, LazyFrom, PartFilter, SampleLocation, accepts
-from energon_grain.storage.cores import over_forks
+from energon_grain.storage.cores import reset_after_fork
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -39,7 +39,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class RowOptions(TypedDict, total=False):
-    """Arguments of rows and sources. `WebDatasetSource` says what they mean."""
+    """Options of rows and sources. Documented in `WebDatasetSource`."""
 
     parts: PartFilter
     lazy: LazyFrom
@@ -48,7 +48,7 @@ class RowOptions(TypedDict, total=False):
 
 
 class SourceOptions(RowOptions, total=False):
-    """Arguments of sources. `WebDatasetSource` says what they mean."""
+    """Options of sources. Documented in `WebDatasetSource`."""
 
     shards: Sequence[str] | None
     start: int
@@ -59,9 +59,9 @@ class SourceOptions(RowOptions, total=False):
 
 
 class IndexedRows(Rows):
-    """The samples of all shards of a prepared dataset: everything but their bytes.
+    """The samples of all shards of a prepared dataset, without access to their bytes.
 
-    Opening maps the columnar index and reads no shard, whatever their number.
+    Opening maps the columnar index and reads no shard, for any number of shards.
     """
 
     own_columns = ()
@@ -78,7 +78,7 @@ class IndexedRows(Rows):
         self._wanted = self._wanted_parts(options.get("parts"))
         self._lazy_from = self._lazy_parts(options.get("lazy"))
         self._pages = IndexPages(index.columns, samples=len(index), rows=index.rows)
-        # Plain arrays: indexing a memmap costs microseconds of subclass bookkeeping each time.
+        # Plain arrays: indexing a memmap costs microseconds of subclass overhead each time.
         self._shard_first = np.asarray(index.shard_first)
         self._sample_start = np.asarray(index.sample_start)
         self._part_start = np.asarray(index.part_start)
@@ -93,7 +93,7 @@ class IndexedRows(Rows):
         return f"{type(self).__name__}({self.path!r}, rows={len(self._index)})"
 
     def with_parts(self, parts: frozenset[str]) -> Self:
-        """The same, of which these parts alone are read."""
+        """The same rows with only these parts read."""
         return type(self)(self._folder, **{**self._options, "parts": parts})
 
     def _wanted_parts(self, parts: PartFilter) -> npt.NDArray[np.bool_] | None:
@@ -101,12 +101,12 @@ class IndexedRows(Rows):
         return None if all(wanted) else np.array(wanted)
 
     def _lazy_parts(self, lazy: LazyFrom) -> Int64Array | None:
-        """(names,) from how many bytes on a part of a name is given as a stream; None: none is."""
+        """(names,) the size in bytes from which parts of each name become streams; None: none do."""
         found = [None if lazy is None else lazy(name) for name in self._index.part_names]
         return None if found.count(None) == len(found) else np.array([_NEVER if n is None else n for n in found])
 
     def _is_lazy(self, name: npt.NDArray[np.int32], size: Int64Array) -> npt.NDArray[np.bool_] | None:
-        """(n,) which parts are given as streams, by their names and sizes; None: none is."""
+        """(n,) which parts become streams, by their names and sizes; None: none do."""
         if self._lazy_from is None:
             return None
         lazy = size >= self._lazy_from[name]
@@ -128,12 +128,12 @@ class IndexedRows(Rows):
 
     @property
     def all_part_names(self) -> tuple[str, ...]:
-        """Names of the parts that samples of the dataset have, read or not."""
+        """Names of all parts of the dataset, including those not read."""
         return self._index.part_names
 
     @property
     def run_rows(self) -> int | None:
-        """Of shards in an object store, samples in about 4 MiB; None: they are on this machine, or are that large."""
+        """For shards in an object store, samples in about 4 MiB; None for local shards or larger samples."""
         index = self._index
         return remote_run(int(index.shard_bytes.sum()), len(index)) if self._folder.is_remote else None
 
@@ -147,7 +147,7 @@ class IndexedRows(Rows):
     def _part_rows(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
         """(owner, row) of every wanted part: which of `samples` it belongs to, and its row in the part columns.
 
-        Raises IndexFileError if the index is damaged there.
+        Raises IndexFileError if that range of the index is damaged.
         """
         self._index.check(samples)
         first = self._part_start[samples]
@@ -158,15 +158,15 @@ class IndexedRows(Rows):
         return owner, rows
 
     def _described(self, rows: Int64Array) -> tuple[npt.NDArray[np.int32], Int64Array, Int64Array]:
-        """Place in the names of all parts, offset and size of rows of the part columns."""
+        """Part name numbers, offsets and sizes of rows of the part columns."""
         return self._part_name[rows], self._part_offset[rows], self._part_size[rows]
 
     def _touch(self, samples: Int64Array) -> None:
-        """Note that the index was read at these numbers; says which of its pages may go. After every read."""
+        """Record that the index was read at these numbers, so its pages can be released. Called after every read."""
         self._pages.touch(samples)
 
     def sizes(self, numbers: Int64Array) -> Int64Array:
-        """(n,) bytes that reading each sample takes: its extent in the shard when all parts are read, else theirs."""
+        """(n,) bytes of each sample: its extent in the shard if all parts are read, else the sum of its parts."""
         if self._wanted is None and self._lazy_from is None:
             self._index.check(numbers)
             row = numbers + self._shard_of(numbers)
@@ -195,7 +195,7 @@ class IndexedRows(Rows):
     def locate(self, number: int) -> SampleLocation:
         """See `Rows.locate`.
 
-        In ArrayRecord files offsets are as if the records lay one behind the other; those of parts are 0.
+        In ArrayRecord files offsets count records as contiguous; offsets of parts are 0.
         """
         at = np.array([number])
         shard = int(self._shard_of(at)[0])
@@ -217,7 +217,7 @@ class IndexedSource(SelectedSource):
 
     An *index* counts the samples served, a *number* those of the whole dataset. Thread-safe and picklable.
 
-    Arguments and what is raised: see `WebDatasetSource`.
+    Arguments and errors: see `WebDatasetSource`.
     """
 
     _kind: ClassVar[type[IndexedRows]]
@@ -248,12 +248,12 @@ class IndexedSource(SelectedSource):
         super().__setstate__(state)
         if self.content_id != content_id:
             raise StaleIndexError(
-                f"{self.path}: was prepared anew since this process's parent opened it, with other samples; begin "
-                "anew, and prepare no dataset that is being read"
+                f"{self.path}: was prepared again with other samples after the parent process opened it; restart, and "
+                "do not prepare a dataset during a run"
             )
 
     def with_parts(self, parts: frozenset[str]) -> Self:
-        """The same samples, of which these parts alone are read."""
+        """The same samples with only these parts read."""
         found = copy(self)
         found._rows = self._rows.with_parts(parts)
         return found
@@ -269,12 +269,12 @@ class IndexedSource(SelectedSource):
         unknown = next((name for name in names if name not in numbers), None)
         if unknown is not None:
             raise ConfigError(
-                f"{self.path}: has no shard {unknown!r}; it has {len(known)}, such as {next(iter(known), None)!r}"
+                f"{self.path}: has no shard {unknown!r}; its {len(known)} are like {next(iter(known), None)!r}"
             )
         return np.array([numbers[name] for name in names], np.int64)
 
     def _ranks(self, excluded: Sequence[tuple[str, str]], first: Int64Array) -> tuple[list[int], tuple[str, ...]]:
-        """Ranks, over the chosen shards, of the samples to leave out; and those that do not exist."""
+        """Ranks of the excluded samples among the selected shards; and excludes that match no sample."""
         places: dict[str, list[int]] = {}
         for place, number in enumerate(self._shard.tolist()):
             places.setdefault(self._rows._index.shards[number], []).append(place)
@@ -286,11 +286,11 @@ class IndexedSource(SelectedSource):
                 ranks += [int(first[place]) + sample for place in places[shard] for sample in within]
                 if not within:
                     unmatched.append(f"{shard}/{key}")
-        self._rows._pages.release()  # looking up keys goes all over the index
+        self._rows._pages.release()  # key lookups touch the whole index
         return ranks, tuple(unmatched)
 
     def _within(self, shard: int, key: str) -> list[int]:
-        """Places in a shard of the samples with this key: none or one, but for datasets with repeated keys."""
+        """Positions in a shard of the samples with this key: zero or one, unless keys repeat."""
         first, last = int(self._rows._index.shard_first[shard]), int(self._rows._index.shard_first[shard + 1])
         sample = self._rows._index.find(key)
         if sample is None:
@@ -301,9 +301,9 @@ class IndexedSource(SelectedSource):
 
     @property
     def content_id(self) -> str:
-        """Digest of the index and of which of its samples are served: the same for tars and ArrayRecord files.
+        """Digest of the index and of the selection: the same for tars and ArrayRecord files.
 
-        Of a dataset that shards were appended to, the index when it first had all shards that samples are served of.
+        After shards were appended to a dataset, the earliest index with all shards of the selection counts.
         """
         chosen, shard = self._selection, self._shard
         shards, content_id = self._served_state()
@@ -318,29 +318,29 @@ class IndexedSource(SelectedSource):
 
     @property
     def index_id(self) -> str:
-        """Content id of the index, whatever is served of it."""
+        """Content id of the index, independent of the selection."""
         return self._rows._index.content_id
 
     @property
     def all_shards(self) -> Sequence[str]:
-        """Names of the dataset's shards, served or not."""
+        """Names of all shards of the dataset."""
         return self._rows._index.shards
 
     @property
     def unmatched_excludes(self) -> tuple[str, ...]:
-        """Samples that were to be left out and are not there, as `<shard>/<key>`."""
+        """Excludes that match no sample, as `<shard>/<key>`."""
         return self._unmatched
 
     def _reached(self) -> Int64Array:
-        """Numbers of the shards up to the last one that samples are served of."""
+        """Numbers of the shards up to the last one with served samples."""
         return self._shard[: int(np.searchsorted(self._ends, self._selection.stop)) + 1]
 
     def _served_state(self) -> tuple[int, str]:
-        """How many shards the dataset had when it first had all that samples are served of, and its content id."""
+        """Number of shards and content id of the dataset when it first had all shards of the selection."""
         return self._rows._index.state_of(int(self._reached().max()) + 1)
 
     def column_id(self, name: str) -> str:
-        """See `Source.column_id`. Of a dataset that shards were appended to it is what `content_id` is of."""
+        """See `Source.column_id`. After shards were appended, the state of `content_id` counts."""
         shards, content_id = self._served_state()
         if shards == len(self._rows._index.shards):
             return self._rows.kept.id(name)
@@ -348,18 +348,18 @@ class IndexedSource(SelectedSource):
 
 
 class IndexedFileStore(MediaFileStore[T_co]):
-    """Single parts of the samples of a prepared dataset: what its kinds have in common.
+    """Single parts of the samples of a prepared dataset: shared code of its kinds.
 
-    All shards are served: splits, subsets and excluded samples have no meaning here. Opening maps the columnar index
-    and reads no shard. A copy in another process is the store that it has open already, if there is one.
+    All shards are served, independent of splits, subsets and excludes. Opening maps the columnar index and reads no
+    shard. Unpickling in another process returns the store that the process already has open, if any.
 
     Args:
-        path: The dataset's folder (the one that holds `.nv-meta`): a path, a URL, or what `open_folder` made of it.
-        index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
+        path: The dataset's folder (the one with `.nv-meta`): a path, a URL, or the result of `open_folder`.
+        index_cache_dir: Folder for a missing columnar index if the dataset is not writable.
 
     Raises:
         DatasetNotFoundError: `path` is not a prepared dataset of this kind.
-        StaleIndexError: The index does not fit the shards.
+        StaleIndexError: The index does not match the shards.
     """
 
     _kind: ClassVar[type[IndexedRows]]
@@ -393,10 +393,10 @@ class IndexedFileStore(MediaFileStore[T_co]):
 
     @abstractmethod
     def _find(self, key: str) -> tuple[int, int] | None:
-        """Sample, and row of the part columns, of a key."""
+        """Sample of a key, and its row in the part columns."""
 
     def _found(self, keys: Sequence[str]) -> tuple[Int64Array, Int64Array]:
-        """The same for several. Raises KeyNotFoundError."""
+        """`_find` for several keys. Raises KeyNotFoundError."""
         found: list[tuple[int, int]] = []
         for key in keys:
             place = self._find(key)
@@ -408,10 +408,10 @@ class IndexedFileStore(MediaFileStore[T_co]):
 
     @abstractmethod
     def _why_not(self, key: str) -> str:
-        """Why there is nothing under a key, and what there is."""
+        """Message for a key without a part, with the existing ones."""
 
     def _row(self, sample: int, part: str) -> int | None:
-        """Row of a part of a sample; of several the last, as when samples are read."""
+        """Row of a part of a sample; the last one if there are several, as in reads of samples."""
         first, last = self._index.part_start[sample : sample + 2].tolist()
         names: list[int] = self._index.part_name[first:last].tolist()
         wanted = self._parts.get(part)
@@ -426,18 +426,18 @@ class IndexedFileStore(MediaFileStore[T_co]):
 
 
 _open_stores: weakref.WeakValueDictionary[Any, IndexedFileStore[Any]] = weakref.WeakValueDictionary()
-_lock = over_forks(threading.Lock())
+_lock = reset_after_fork(threading.Lock())
 
 
 def _reopened(kind: type[IndexedFileStore[Any]], folder: DataFolder, cache_dir: str | None) -> IndexedFileStore[Any]:
-    """The store of this class that this process has open, else a new one."""
+    """The open store of this class in this process, or a new one."""
     with _lock:
         opened = _open_stores.get((kind, (folder, cache_dir)))
     return kind(folder, index_cache_dir=cache_dir) if opened is None else opened
 
 
 def rows_of(first: Int64Array, count: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """(owner, row) of `count[i]` rows from `first[i]` on, for every i: i, and the row."""
+    """(owner, row) of `count[i]` rows from `first[i]`, for every i: i, and the row."""
     owner = np.repeat(np.arange(len(first)), count)
     ends = np.cumsum(count)
     rows = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(first - (ends - count), count)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What columns of Arrow tables become as parts of samples.
+"""Converts columns of Arrow tables into parts of samples.
 
-| column | part, before the decoder | with it |
+| column | part, before the decoder | decoded |
 |---|---|---|
-| truth values, integers, floating-point numbers | an array without an axis | as it is |
-| lists of these, of one length or several; Hugging Face's `Array2D` to `Array5D` | an array | as it is |
+| booleans, integers, floating-point numbers | an array without an axis | unchanged |
+| lists of these, of fixed or variable length; Hugging Face's `Array2D` to `Array5D` | an array | unchanged |
 | strings | UTF-8 | `str` |
 | bytes | bytes | by the column's name, as parts of tars |
-| Hugging Face's images, sounds and videos (`{bytes, path}`) | the file | as `jpg`, `wav`, `mp4`, of any format |
-| lists of these | `name.0`, `name.1`, … | likewise |
-| anything else: structs, lists of strings, times, decimals | JSON | what the JSON says |
+| Hugging Face's images, audio and videos (`{bytes, path}`) | the file | as `jpg`, `wav`, `mp4`, any format |
+| lists of these | `name.0`, `name.1`, … | in the same way |
+| anything else: structs, lists of strings, times, decimals | JSON | parsed JSON |
 
-A part is called as its column. Where a row has no value (null), the sample lacks the part.
+A part has the name of its column. A row with a null has no such part.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
 Take = Callable[[list[int]], list[Any]]
-"""Gives the values of some rows of a column, None where there is none."""
+"""Returns the values of some rows of a column, None for nulls."""
 _MEDIA = {"Image": "jpg", "Audio": "wav", "Video": "mp4", "Json": "json", "Npy": "npy"}
-"""What Hugging Face, or `MdsFiles`, calls a column, and which end of a part's name decodes it: by content, whatever the
-format."""
+"""The part ending that decodes a column, by its type name in Hugging Face's features or from `MdsFiles`. Decoding
+depends on the content, so any format works."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnKind:
-    """What a column becomes.
+    """How a column is converted.
 
     Attributes:
-        arrow: Its type, in the file that says what it becomes.
-        feature: What Hugging Face's `datasets` says of it there.
-        take: Makes of its Arrow array what gives values of rows.
-        ending: The end of a name by which its bytes are decoded; None: by its own name, or not at all.
+        arrow: Its type, in the file that determines the conversion.
+        feature: Its feature in Hugging Face's `datasets`, from the same file.
+        take: Converts its Arrow array to a function that returns values of rows.
+        ending: The ending by which its bytes are decoded; None: by its own name, or not at all.
         many: Whether a value is a list of files.
     """
 
@@ -60,33 +60,36 @@ class ColumnKind:
     def array(self, table: Any, name: str) -> Any:
         """The column of a table, from any of the files, as one array for `values`; None: the table lacks it.
 
-        A column of a dictionary and codes stays one, as it may be many times longer without: see `values`.
+        Dictionary-encoded columns stay encoded, since decoding can make them many times longer: see `values`.
 
-        Raises ValueError, NotImplementedError: it is something else than in the file that says what it becomes.
+        Raises ValueError and NotImplementedError if the type differs from that in the determining file.
         """
         if table is None or name not in table.column_names:
             return None
         try:
             array = _whole(table.column(name))
             _check_codes(array)
-        except KeyError as error:  # pyarrow has no arrays of intervals of months, and of days and milliseconds
+        except KeyError as error:  # pyarrow does not support intervals of months, days and milliseconds
             kind = table.schema.field(name).type
             raise NotImplementedError(f"type {kind}") from error
-        if _is_blank(array.type):  # as pandas writes what has no value in this file
+        if _is_blank(array.type):  # pandas writes this type for a column of nulls
             return array.cast(self.arrow)
         kinds = self, _kind(array.type, self.feature)
         mine, its = ((getattr(each.take, "func", each.take), each.many) for each in kinds)
         if mine != its and self.take is not _json:
-            raise ValueError(f"is of type {array.type} here, and of {self.arrow} in a file before; write them alike")
+            raise ValueError(
+                f"is of type {array.type} in this file, but {self.arrow} in an earlier one; write all files with the "
+                "same type"
+            )
         return array.dictionary_decode() if self.is_numeric and _is_dictionary(array) else array
 
     def values(self, array: Any) -> Take:
-        """Gives the values of rows of what `array` gave. Of a dictionary only those are copied that rows need."""
+        """Returns the values of rows from the result of `array`. Copies only the dictionary entries that rows use."""
         return _taken(self.take, array)
 
 
 def column_kinds(schemas: Iterator[Any], columns: Sequence[str]) -> dict[str, ColumnKind]:
-    """What each of some columns becomes, by the first `pyarrow.Schema` that has it, and values in it."""
+    """How each of some columns is converted, by the first `pyarrow.Schema` that has it with values."""
     kinds: dict[str, ColumnKind] = {}
     while len(kinds) < len(columns) or any(_is_blank(kind.arrow) for kind in kinds.values()):
         schema = next(schemas, None)
@@ -100,7 +103,7 @@ def column_kinds(schemas: Iterator[Any], columns: Sequence[str]) -> dict[str, Co
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """What Hugging Face's `datasets` says of columns; nothing where it does not."""
+    """The features of columns from Hugging Face's `datasets`; empty without."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError, RecursionError):
@@ -116,21 +119,21 @@ def _kind(kind: Any, feature: Any) -> ColumnKind:
         kind = kind.storage_type
     if is_.is_dictionary(kind):
         kind = kind.value_type
-    said = feature.get("_type") if isinstance(feature, dict) else None
+    type_name = feature.get("_type") if isinstance(feature, dict) else None
     if _is_number(kind):
         return ColumnKind(kind, feature, _numbers)
     if is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
         return ColumnKind(kind, feature, _bytes, "txt")
     if is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_fixed_size_binary(kind) or is_.is_binary_view(kind):
-        return ColumnKind(kind, feature, _bytes, _MEDIA.get(str(said)))
-    if said in _MEDIA and _is_file(kind):
-        return ColumnKind(kind, feature, _files, _MEDIA[said])
+        return ColumnKind(kind, feature, _bytes, _MEDIA.get(str(type_name)))
+    if type_name in _MEDIA and _is_file(kind):
+        return ColumnKind(kind, feature, _files, _MEDIA[type_name])
     found = _kind_of_list(kind, feature) if _is_list(kind) else None
     return found or ColumnKind(kind, feature, _json, "json")
 
 
 def _kind_of_list(kind: Any, feature: Any) -> ColumnKind | None:
-    """The kind of a column of lists of files or of numbers; None: it is neither."""
+    """The kind of a column of lists of files or of numbers; None for other lists."""
     inner = feature[0] if isinstance(feature, list) and feature else feature
     inner = inner.get("feature") if isinstance(inner, dict) and "feature" in inner else inner
     of = inner.get("_type") if isinstance(inner, dict) else None
@@ -148,7 +151,7 @@ def _kind_of_list(kind: Any, feature: Any) -> ColumnKind | None:
 
 
 def _sides(feature: Any, depth: int) -> tuple[int, ...] | None:
-    """The shape of arrays, -1 for the first side, as `datasets` says it; None: it does not, or not for this depth."""
+    """The shape of arrays from `datasets`, -1 for the first axis; None if unknown or of another depth."""
     if not isinstance(feature, dict) or not str(feature.get("_type")).startswith("Array"):
         return None
     shape = cast("dict[str, Any]", feature).get("shape")
@@ -180,7 +183,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _is_blank(kind: Any) -> bool:
-    """Whether nothing can stand in a column of this type, or in its lists."""
+    """Whether a column of this type, or its lists, can only contain nulls."""
     import pyarrow
 
     while _is_list(kind):
@@ -189,12 +192,12 @@ def _is_blank(kind: Any) -> bool:
 
 
 def nothing(rows: list[int]) -> list[Any]:
-    """A `Take` of a column that is not there."""
+    """A `Take` of a missing column."""
     return [None] * len(rows)
 
 
 def _whole(column: Any) -> Any:
-    """A column as one array: its pieces, where it has several, put together with offsets of 64 bits."""
+    """A column as one array. Several chunks are concatenated with 64-bit offsets."""
     import pyarrow
 
     if column.num_chunks == 1:
@@ -214,7 +217,7 @@ def _is_dictionary(array: Any) -> bool:
 
 
 def _check_codes(array: Any) -> None:
-    """Refuse codes, at any depth, that their dictionary does not have: pyarrow reads over its end.
+    """Refuse dictionary codes out of range, at any depth: pyarrow would read past the end of the dictionary.
 
     Raises ValueError.
     """
@@ -225,9 +228,9 @@ def _check_codes(array: Any) -> None:
         array = array.storage
     if is_.is_dictionary(array.type):
         codes, count = plain_numbers(array.indices), len(array.dictionary)
-        there = values_there(array.indices)
+        is_valid = validity_of(array.indices)
         wrong = np.flatnonzero((codes < 0) | (codes >= count))
-        wrong = wrong if there is None else wrong[there[wrong]]
+        wrong = wrong if is_valid is None else wrong[is_valid[wrong]]
         if len(wrong):
             raise ValueError(f"row {wrong[0]} has code {codes[wrong[0]]} of a dictionary of {count} values")
         _check_codes(array.dictionary)
@@ -242,62 +245,62 @@ def _check_codes(array: Any) -> None:
 
 
 def _taken(take: Callable[[Any], Take], array: Any) -> Take:
-    """What gives values of rows of an array; of codes and a dictionary, by what gives those of the dictionary."""
+    """The `Take` of an array. For dictionary-encoded arrays it takes from the dictionary."""
     if not _is_dictionary(array):
         return take(array)
-    there = values_there(array)
+    is_valid = validity_of(array)
     codes = plain_numbers(array.indices).astype(np.int64)
     inner = take(array.dictionary)
 
     def taken(rows: list[int]) -> list[Any]:
         wanted = codes[rows]
-        if isinstance(take, partial):  # arrays, which are each sample's own
+        if isinstance(take, partial):  # arrays must not be shared between samples
             return inner(wanted.tolist())
         used, place = np.unique(wanted, return_inverse=True)
         values = inner(used.tolist())
         return [values[each] for each in place.tolist()]
 
-    return taken if there is None else _where_there(taken, there)
+    return taken if is_valid is None else _where_valid(taken, is_valid)
 
 
-def _where_there(take: Take, there: npt.NDArray[np.bool_]) -> Take:
-    """The same with None where there is no value, and without looking there."""
+def _where_valid(take: Take, is_valid: npt.NDArray[np.bool_]) -> Take:
+    """A `Take` with None for nulls, which does not take values of nulls."""
 
     def checked(rows: list[int]) -> list[Any]:
-        own = there[rows].tolist()
+        own = is_valid[rows].tolist()
         values = iter(take([row for row, valid in zip(rows, own, strict=True) if valid]))
         return [next(values) if valid else None for valid in own]
 
     return checked
 
 
-def with_nan(numbers: npt.NDArray[Any], there: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
-    """Numbers, floating-point with NaN where there is none."""
-    if there is None or there.all():
+def with_nan(numbers: npt.NDArray[Any], is_valid: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+    """Numbers, as floating-point with NaN for nulls."""
+    if is_valid is None or is_valid.all():
         return numbers
     numbers = numbers.astype(numbers.dtype if numbers.dtype.kind == "f" else np.float64)
-    numbers[~there] = np.nan
+    numbers[~is_valid] = np.nan
     return numbers
 
 
-def values_there(array: Any) -> npt.NDArray[np.bool_] | None:
-    """(n,) where there is a value; None: everywhere."""
+def validity_of(array: Any) -> npt.NDArray[np.bool_] | None:
+    """(n,) whether there is a value; None: all have one."""
     return array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
 
 
-def _leaving_out(take: Take, there: npt.NDArray[np.bool_] | None) -> Take:
-    """The same with None where there is no value."""
-    if there is None:
+def _leaving_out(take: Take, is_valid: npt.NDArray[np.bool_] | None) -> Take:
+    """A `Take` with None for nulls."""
+    if is_valid is None:
         return take
 
     def checked(rows: list[int]) -> list[Any]:
-        return [value if valid else None for value, valid in zip(take(rows), there[rows].tolist(), strict=True)]
+        return [value if valid else None for value, valid in zip(take(rows), is_valid[rows].tolist(), strict=True)]
 
     return checked
 
 
 def plain_numbers(array: Any) -> npt.NDArray[Any]:
-    """Numbers of an Arrow array, whatever stands where there is none."""
+    """Numbers of an Arrow array, with arbitrary numbers for nulls."""
     import pyarrow
     import pyarrow.compute
 
@@ -308,7 +311,7 @@ def plain_numbers(array: Any) -> npt.NDArray[Any]:
 
 def _numbers(array: Any) -> Take:
     numbers = plain_numbers(array)
-    return _leaving_out(lambda rows: [numbers[row, ...].copy() for row in rows], values_there(array))
+    return _leaving_out(lambda rows: [numbers[row, ...].copy() for row in rows], validity_of(array))
 
 
 def _bytes(array: Any) -> Take:
@@ -329,7 +332,7 @@ def _bytes(array: Any) -> Take:
         at = np.array(rows, np.int64)
         return [bytes(view[begin:end]) for begin, end in zip(ends[at].tolist(), ends[at + 1].tolist(), strict=True)]
 
-    return _leaving_out(take, values_there(array))
+    return _leaving_out(take, validity_of(array))
 
 
 def _files(array: Any) -> Take:
@@ -339,7 +342,7 @@ def _files(array: Any) -> Take:
 
 
 def _offsets(array: Any) -> tuple[Int64Array, Any]:
-    """(n + 1,) where each list begins in the array of all entries, and that array."""
+    """(n + 1,) start of each list in the array of all entries, and that array."""
     import pyarrow
 
     if not pyarrow.types.is_fixed_size_list(array.type):
@@ -354,7 +357,7 @@ def _lists_of_files(array: Any) -> Take:
     def take(rows: list[int]) -> list[Any]:
         return [inner(list(range(offsets[row], offsets[row + 1]))) for row in rows]
 
-    return _leaving_out(take, values_there(array))
+    return _leaving_out(take, validity_of(array))
 
 
 def _arrays(array: Any, *, shape: tuple[int, ...]) -> Take:
@@ -362,16 +365,16 @@ def _arrays(array: Any, *, shape: tuple[int, ...]) -> Take:
     while _is_list(entries.type):
         inner, entries = _offsets(entries)
         offsets = inner[offsets]
-    numbers, there = plain_numbers(entries), values_there(entries)
+    numbers, is_valid = plain_numbers(entries), validity_of(entries)
 
     def one(begin: int, end: int) -> npt.NDArray[Any]:
-        piece = with_nan(numbers[begin:end], None if there is None else there[begin:end])
+        piece = with_nan(numbers[begin:end], None if is_valid is None else is_valid[begin:end])
         return piece.reshape(shape).copy()
 
     def take(rows: list[int]) -> list[Any]:
         return [one(offsets[row], offsets[row + 1]) for row in rows]
 
-    return _leaving_out(take, values_there(array))
+    return _leaving_out(take, validity_of(array))
 
 
 def _json(array: Any) -> Take:
@@ -391,18 +394,18 @@ def _json(array: Any) -> Take:
 
 
 def _python_value(array: Any, place: int, row: int) -> Any:
-    """A value as Python has it. Raises ValueError that names the row where it has none: a date beyond year 9999."""
+    """A value as a Python object. Raises ValueError naming the row if Python cannot represent it: a date after 9999."""
     try:
         return array[place].as_py()
     except UnicodeDecodeError as error:
-        raise ValueError(f"row {row} of it is no UTF-8: {error}") from error
+        raise ValueError(f"row {row} is not UTF-8: {error}") from error
     except (ValueError, OverflowError, NotImplementedError, LookupError) as error:
-        said = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
-        raise ValueError(f"row {row} of it has a value of type {array.type} that is not supported: {said}") from error
+        message = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else str(error)
+        raise ValueError(f"row {row} has an unsupported value of type {array.type}: {message}") from error
 
 
 def _in_microseconds(kind: Any) -> Any:
-    """A type with what Python's own times can hold in place of nanoseconds, which need pandas."""
+    """A type with microseconds, which Python's time types support, instead of nanoseconds, which need pandas."""
     import pyarrow as pa
 
     is_ = pa.types

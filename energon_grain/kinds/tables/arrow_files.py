@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrow files, as Feather 2 and Hugging Face's `datasets` write them, and their record batches. See `TableFiles`.
+"""Arrow files, as written by Feather 2 and Hugging Face's `datasets`, and their record batches. See `TableFiles`.
 
 A file is a sequence of messages (Apache Arrow, "Serialization and Interprocess Communication"): a schema, dictionaries
-and record batches, each with a head in which FlatBuffers say how long its body is, and where in it the buffers of each
-column lie. In the file format `ARROW1` precedes them, and a footer follows, which repeats the schema and the places of
-dictionaries and batches; the stream format has neither.
+and record batches. The head of each message is a FlatBuffers structure with the length of its body and the offsets of
+the buffers of each column. The file format adds `ARROW1` before them and a footer after them, which repeats the schema
+and the offsets of dictionaries and batches; the stream format has neither.
 
-The messages are walked once, in a store with their heads fetched side by side where a footer gives their places. A file
-that begins with `ARROW1` must end in a footer that names exactly the messages that the walk finds: one that was cut, or
-lost some of its heads, is an error and never a shorter table. To read a batch pyarrow gets a stream that is put
-together: the schema, the dictionaries before the batch, and the batch, of whose body only the wanted columns are read,
-and the rest is zeros. Where nothing is compressed and the file is on this machine the body is the mapped file itself:
-decoding copies nothing, and shortening such a file while it is read ends the process.
+The messages are walked once; in a store, their heads are fetched in parallel if a footer lists their offsets. A file
+that begins with `ARROW1` must end in a footer that lists exactly the messages found by the walk: a truncated file, or
+one that lost some heads, is an error and never a shorter table. To read a batch, pyarrow gets a synthetic stream: the
+schema, the dictionaries before the batch, and the batch, with only the wanted columns read and zeros elsewhere. For
+uncompressed local files the body is the memory-mapped file itself: decoding copies nothing, and truncating such a file
+during a read kills the process.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _LARGEST_HEAD_BYTES = 64 << 20
 _STEP_BYTES = 4096
 _FOOTER_BYTES = 8 << 10
-_MOST_BLOCKS = 1 << 14
+_MAX_BLOCKS = 1 << 14
 _ALIGNMENTS = [1 << bits for bits in range(3, 13)]
-"""What writers pad buffers to: 8 or 64 bytes, as a rule."""
+"""Paddings of buffers that writers use: usually 8 or 64 bytes."""
 
 
 class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """What is kept of a file.
+    """The stored description of a file.
 
     Attributes:
         schema: The first message.
         dictionaries: In the order of the file, as (first byte, bytes).
-        batches: With their rows, and their own heads.
-        is_compressed: Whether any body is.
-        digest: XXH3-64 of what was read of the file to walk it: all heads, and the beginnings of bodies.
+        batches: As (first byte, bytes, rows, head).
+        is_compressed: Whether any body is compressed.
+        digest: XXH3-64 of everything read to walk the file: all heads, and the beginnings of bodies.
     """
 
     schema: bytes
@@ -74,14 +74,14 @@ _HEAD = Form(_Head)
 
 
 class ArrowFiles(TableFiles):
-    """Arrow files, of the file format or of the stream format; see `TableFiles`."""
+    """Arrow files in the file or stream format; see `TableFiles`."""
 
     kind = "Arrow files"
     endings = (".arrow", ".feather")
     group_word = "record batch"
     group_option = "`writer_batch_size` of `datasets`, `max_chunksize` of pyarrow"
     reads_whole_groups = False
-    _kept_as = ".heads"  # `.footers` may be of files that were cut
+    _cache_ending = ".heads"  # `.footers` of earlier releases may describe truncated files
     _named_by = "heads with heads of batches"
 
     def __init__(self, path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> None:
@@ -100,8 +100,8 @@ class ArrowFiles(TableFiles):
         states = [name for name in found if name_of(name) == STATE_JSON]
         names = [name for name in found if name.endswith(self.endings)]
         if states:
-            there = versions.__contains__ if versions is not None else lambda name: os.path.isfile(join(root, name))
-            names = files_of_saved(root, names, states, there)
+            exists = versions.__contains__ if versions is not None else lambda name: os.path.isfile(join(root, name))
+            names = files_of_saved(root, names, states, exists)
         if not names:
             raise nothing_found(self.location, self.endings)
         return root, names, versions
@@ -122,15 +122,15 @@ class ArrowFiles(TableFiles):
         head = self._heads[file]
         start, size, _, message = head.batches[number]
         before = self._pieces(file, [each for each in head.dictionaries if each[0] < start])
-        body_start, said = start + len(message), _showing_nulls(self._layout_of(file), message)
+        body_start, head_bytes = start + len(message), _with_null_counts(self._layout_of(file), message)
         if self.is_mapped:
-            batch = [said, *self._pieces(file, [(body_start, size - len(message))])]
+            batch = [head_bytes, *self._pieces(file, [(body_start, size - len(message))])]
         else:
             body = np.zeros(size - len(message), np.uint8)
             _, first, long, _ = self.spans(np.array([group]), names)
             for at, data in self._bytes_of(file, first, long).items():
                 body[at - body_start : at - body_start + len(data)] = np.frombuffer(data, np.uint8)
-            batch = [said, body.data]
+            batch = [head_bytes, body.data]
         if head.is_compressed:
             self._check_size(group, self._unpacked(group, names, body_start, batch, before))
         places = [self._records[file].columns.index(name) for name in names]
@@ -144,7 +144,7 @@ class ArrowFiles(TableFiles):
         if file not in self._layouts:
             try:
                 nodes = [each for column in self.schema(file) for each in _layout(column.type)]
-            except (KeyError, NotImplementedError):  # a column that pyarrow does not read; others are read without it
+            except (KeyError, NotImplementedError):  # pyarrow does not support a column; others are readable
                 nodes = []
             counts, has_bitmap, is_view = np.array(nodes, np.int64).reshape(-1, 3).T
             views = np.flatnonzero(is_view)
@@ -154,10 +154,10 @@ class ArrowFiles(TableFiles):
     def _unpacked(
         self, group: int, names: list[str], begin: int, batch: list[Any], before: list[Any]
     ) -> dict[str, int]:
-        """Bytes that columns of a compressed batch take, the first one with all dictionaries. Raises ValueError.
+        """Uncompressed bytes of columns of a compressed batch, the first one with all dictionaries. Raises ValueError.
 
         Args:
-            begin: Where the body of the batch begins in the file.
+            begin: Offset of the batch's body in the file.
             batch: Its head and body.
             before: The dictionaries.
         """
@@ -171,14 +171,14 @@ class ArrowFiles(TableFiles):
         return sizes
 
     def _pieces(self, file: int, places: Sequence[tuple[int, int]]) -> list[Any]:
-        """Bytes of a file: views of it, where it is mapped."""
+        """Bytes of a file; views if it is mapped."""
         if self.is_mapped:
             path = self.paths[file]
             if file not in self._maps:
                 with open(path, "rb") as opened:
                     self._maps[file] = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-            if version_of(path) != self._versions[file]:  # what is mapped changes with it
-                raise StaleIndexError(f"{path}: was changed since it was opened; begin anew")
+            if version_of(path) != self._versions[file]:  # a mapping changes with the file
+                raise StaleIndexError(f"{path}: changed after it was opened; restart")
             return [self._maps[file][start : start + size] for start, size in places]
         start, size = np.array(places, np.int64).reshape(-1, 2).T
         return self.store.read_spans([self.paths[file]], np.zeros(len(places), np.int64), start, start + size)
@@ -190,7 +190,7 @@ class ArrowFiles(TableFiles):
         with self._decoding(path):
             messages = list(self._walk(file, size_bytes, digest))
             if [each.kind for each in messages].count(_SCHEMA) != 1 or messages[0].kind != _SCHEMA:
-                raise ValueError("its messages do not begin with the one schema of a table")
+                raise ValueError("expected exactly one schema, as the first message")
         return msgspec.msgpack.encode(
             _Head(
                 schema=messages[0].head,
@@ -202,10 +202,10 @@ class ArrowFiles(TableFiles):
         )
 
     def _walk(self, file: int, size_bytes: int, digest: xxhash.xxh3_64) -> Iterator[_Message]:
-        """The messages of a file, in its order. Raises ValueError."""
+        """The messages of a file, in order. Raises ValueError."""
         begin = self._read(file, 0, min(8, size_bytes))
         if begin[:4] == _FEATHER_1:
-            raise ValueError("is Feather of version 1, which is not read; write it again by `pyarrow.feather`")
+            raise ValueError("is Feather version 1, which is not supported; write it again with `pyarrow.feather`")
         if begin[:6] != _MAGIC:
             yield from self._messages(file, 0, size_bytes, size_bytes, digest)
             return
@@ -215,58 +215,58 @@ class ArrowFiles(TableFiles):
         yield from messages
 
     def _messages(self, file: int, at: int, end: int, size_bytes: int, digest: xxhash.xxh3_64) -> Iterator[_Message]:
-        """The messages between two places. Raises ValueError."""
-        marks = b""  # before the length, which Arrow before 0.15 did not write
+        """The messages between two offsets. Raises ValueError."""
+        marks = b""  # before the length; not written by Arrow before 0.15
         while at < end:
-            said = self._read(file, at, min(at + _STEP_BYTES, size_bytes))
-            mark = _NEXT if said[:4] == _NEXT else b""
+            data = self._read(file, at, min(at + _STEP_BYTES, size_bytes))
+            mark = _NEXT if data[:4] == _NEXT else b""
             prefix = len(mark) + 4
-            length = int.from_bytes(said[len(mark) : prefix], "little", signed=True)
-            if len(said) < prefix or (marks and not mark):
-                raise ValueError(f"no message begins @ {at}, and the table does not end there")
+            length = int.from_bytes(data[len(mark) : prefix], "little", signed=True)
+            if len(data) < prefix or (marks and not mark):
+                raise ValueError(f"expected a message or the end of the table @ {at}")
             if length == 0:
                 return
             if not 0 < length <= min(_LARGEST_HEAD_BYTES, end - at - prefix):
                 raise ValueError(f"a message @ {at} has a head of {length} bytes, but the file has {size_bytes}")
-            if prefix + length > len(said):
-                said = self._read(file, at, at + prefix + length)
-            digest.update(said)
-            message = _message(said[: prefix + length], at)
+            if prefix + length > len(data):
+                data = self._read(file, at, at + prefix + length)
+            digest.update(data)
+            message = _message(data[: prefix + length], at)
             if not 0 <= message.body_bytes <= end - at - len(message.head):
-                said = f"has a body of {message.body_bytes} bytes, but the file has {size_bytes}"
-                raise ValueError(f"a message @ {at} {said}")
+                data = f"has a body of {message.body_bytes} bytes, but the file has {size_bytes}"
+                raise ValueError(f"a message @ {at} {data}")
             yield message
             at, marks = at + message.size, mark
 
     def _footer(self, file: int, size_bytes: int) -> _Footer:
-        """The footer of a file of the file format. Raises ValueError.
+        """The footer of a file in the file format. Raises ValueError.
 
-        The heads that it names are fetched from a store side by side, for `_messages`.
+        In a store, the heads that it lists are prefetched in parallel for `_messages`.
         """
         tail = self._read(file, max(0, size_bytes - _FOOTER_BYTES), size_bytes)
         length = int.from_bytes(tail[-10:-6], "little")
         if tail[-6:] != _MAGIC or not 0 < length <= min(_LARGEST_HEAD_BYTES, size_bytes - 18):
             raise ValueError(
-                f"begins as an Arrow file, but does not end in a footer ({size_bytes} bytes): it was cut, or its "
+                f"begins as an Arrow file, but does not end in a footer ({size_bytes} bytes): it was truncated, or its "
                 "writer was not closed"
             )
         if length + 10 > len(tail):
             tail = self._read(file, size_bytes - length - 10, size_bytes)
         footer = _Footer(size_bytes - length - 10, tail[-10 - length :])
         if not isinstance(self.store, LocalFiles):
-            start = np.array([at for _, at, *_ in footer.blocks if 0 <= at < size_bytes][:_MOST_BLOCKS], np.int64)
+            start = np.array([at for _, at, *_ in footer.blocks if 0 <= at < size_bytes][:_MAX_BLOCKS], np.int64)
             self.fetch(np.full(len(start), file), start, np.minimum(_STEP_BYTES, size_bytes - start))
         return footer
 
     def _record(self, file: int, head: bytes) -> Record:
-        said = _HEAD.from_msgpack(head)
+        parsed = _HEAD.from_msgpack(head)
         with self._decoding(self.paths[file]):
-            schema = self._schema(file, said)
+            schema = self._schema(file, parsed)
             names: list[str] = schema.names
             if len(set(names)) < len(names):
-                raise ValueError("two columns have one name")
-            places = [_column_extents(schema, *batch) for batch in said.batches]
-        return self._recorded(file, head, names, [rows for _, _, rows, _ in said.batches], places)
+                raise ValueError("two columns have the same name")
+            places = [_column_extents(schema, *batch) for batch in parsed.batches]
+        return self._recorded(file, head, names, [rows for _, _, rows, _ in parsed.batches], places)
 
     def close(self) -> None:
         self._maps.clear()
@@ -274,7 +274,7 @@ class ArrowFiles(TableFiles):
 
 
 class _Stream:
-    """Messages one after the other as a file; no reading of pyarrow's goes over the end of one."""
+    """Consecutive messages as a file. Reads by pyarrow never cross the end of a message."""
 
     closed = False
 
@@ -290,13 +290,13 @@ class _Stream:
         return message[:size]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
 def _column_extents(schema: Any, start: int, size: int, _: int, head: bytes) -> Int64Array:
     """(columns, 3) first byte, one past the last, and bytes of each column of a batch. Raises ValueError.
 
-    Where it is not known which buffers a column has, all of the body is taken for each.
+    If the buffers of columns are unknown, each column is assigned the whole body.
     """
     with _within_the_head(start):
         batch = _batch(_Table.of_message(head))
@@ -305,10 +305,10 @@ def _column_extents(schema: Any, start: int, size: int, _: int, head: bytes) -> 
     begin, stop = start + len(head), start + size
     try:
         nodes = [list(_nodes(column.type, views)) for column in schema]
-    except (KeyError, NotImplementedError):  # pyarrow has no arrays of intervals of months, and of days and ms
+    except (KeyError, NotImplementedError):  # pyarrow does not support intervals of months, days and ms
         return np.tile([begin, stop, -(-(stop - begin) // max(1, len(schema)))], (len(schema), 1))
     if sum(map(len, nodes)) != len(batch.numbers(1)):
-        raise ValueError(f"a message @ {start} has other columns than the schema")
+        raise ValueError(f"a message @ {start} has columns that differ from the schema")
     ends = np.cumsum([0, *(sum(count for count, _ in column) for column in nodes)])
     if ends[-1] != len(buffers) or next(views, None) is not None:
         return np.tile([begin, stop, -(-(stop - begin) // max(1, len(schema)))], (len(schema), 1))
@@ -323,9 +323,9 @@ def _column_extents(schema: Any, start: int, size: int, _: int, head: bytes) -> 
 
 
 def _nodes(kind: Any, views: Iterator[int]) -> Iterator[tuple[int, bool]]:
-    """(buffers of its own, whether the first is a bitmap of nulls) of a column of a type, and of its children.
+    """(number of own buffers, whether the first is a null bitmap) of a column of a type, and of its children.
 
-    `views`: how many each array of views has beyond two, where the values are.
+    `views`: for each array of views, its number of buffers beyond two, which hold the values.
     """
     for count, has_bitmap, is_view in _layout(kind):
         yield count + (next(views, 0) if is_view else 0), has_bitmap
@@ -333,7 +333,7 @@ def _nodes(kind: Any, views: Iterator[int]) -> Iterator[tuple[int, bool]]:
 
 @cache
 def _layout(kind: Any) -> list[tuple[int, bool, bool]]:
-    """(buffers of its own, whether the first is a bitmap of nulls, whether more follow) of a type and its children."""
+    """(own buffers, whether the first is a null bitmap, whether more follow) of a type and its children."""
     import pyarrow
 
     while isinstance(kind, pyarrow.BaseExtensionType):
@@ -343,7 +343,7 @@ def _layout(kind: Any) -> list[tuple[int, bool, bool]]:
     own = len(pyarrow.nulls(0, kind).buffers()) - sum(len(pyarrow.nulls(0, child).buffers()) for child in children)
     has_bitmap = not (is_.is_null(kind) or is_.is_union(kind) or is_.is_run_end_encoded(kind))
     if not has_bitmap:
-        own -= 1  # pyarrow keeps a place for it
+        own -= 1  # pyarrow counts it anyway
     is_view = is_.is_string_view(kind) or is_.is_binary_view(kind)
     return [(own, has_bitmap, is_view), *(each for child in children for each in _layout(child))]
 
@@ -355,9 +355,9 @@ class _Message:
     Attributes:
         start: Its first byte.
         size: Its bytes, with its body.
-        rows: Of a record batch or dictionary.
-        dictionary: Which one it is, and whether it adds values to it.
-        head: Its bytes in front of the body.
+        rows: Rows of a record batch or dictionary.
+        dictionary: Id of the dictionary, and whether the message adds values to it.
+        head: Its bytes before the body.
     """
 
     kind: int
@@ -374,7 +374,7 @@ class _Message:
 
 
 def _message(head: bytes, at: int) -> _Message:
-    """What the head of a message @ `at` says. Raises ValueError.
+    """Parse the head of a message @ `at`. Raises ValueError.
 
     `Message.fbs`: Message {version, header_type, header, bodyLength}.
     """
@@ -389,12 +389,12 @@ def _message(head: bytes, at: int) -> _Message:
                 raise ValueError(f"a message @ {at} has {rows} rows")
             nodes = batch.numbers(1)
             if len(nodes) and nodes[0, 0] != rows:
-                raise ValueError(f"a message @ {at} has {rows} rows, but its first column {nodes[0, 0]}")
+                raise ValueError(f"a message @ {at} has {rows} rows, but its first column has {nodes[0, 0]}")
             _check_buffers(batch.numbers(2), body_bytes, at)
             dictionary = (header.number("q", 0), header.number("B", 2) != 0) if kind == _DICTIONARY else None
             found = replace(found, rows=rows, is_compressed=bool(batch.place(3)), dictionary=dictionary)
         elif kind != _SCHEMA:
-            raise ValueError(f"a message @ {at} is of kind {kind}, which no table has")
+            raise ValueError(f"a message @ {at} is of kind {kind}, which does not occur in tables")
     return found
 
 
@@ -405,27 +405,27 @@ def _batch(message: _Table) -> _Table:
 
 
 def _check_buffers(buffers: Int64Array, body_bytes: int, at: int) -> None:
-    """Raise ValueError where the buffers of a message do not fill its body end to end, as the format requires.
+    """Raise ValueError unless the buffers of a message fill its body completely, as the format requires.
 
     Args:
-        buffers: (n, 2) first byte in the body, and bytes.
+        buffers: (n, 2) offset in the body, and bytes.
     """
     start, size = buffers[(buffers != 0).any(axis=1)].T
     if (start < 0).any() or (size < 0).any() or (start > body_bytes).any() or (size > body_bytes).any():
-        raise ValueError(f"a message @ {at} has buffers that are not in its body")
+        raise ValueError(f"a message @ {at} has buffers outside its body")
     ends, nexts = np.concatenate([[0], start + size]), np.concatenate([start, [body_bytes]])
     if not any((-(-ends // each) * each == nexts).all() for each in _ALIGNMENTS):
-        raise ValueError(f"a message @ {at} has buffers that do not follow one another in its body")
+        raise ValueError(f"a message @ {at} has buffers that are not contiguous in its body")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layout:
-    """The columns of a file and their children, one after the other, as heads of batches list them.
+    """The columns of a file and their children, in the order of heads of batches.
 
     Attributes:
-        counts: (n,) buffers of each, of views without those of their values.
-        has_bitmap: (n,) whether the first of them is a bitmap of nulls.
-        views: Which are views.
+        counts: (n,) buffers of each; for views, without those of their values.
+        has_bitmap: (n,) whether the first of them is a null bitmap.
+        views: Indices of views.
     """
 
     counts: Int64Array
@@ -433,10 +433,11 @@ class _Layout:
     views: Int64Array
 
 
-def _showing_nulls(layout: _Layout, head: bytes) -> bytes:
-    """The head of a record batch, changed so that pyarrow looks at all bitmaps of nulls that are there.
+def _with_null_counts(layout: _Layout, head: bytes) -> bytes:
+    """The head of a record batch, changed so that pyarrow uses every null bitmap present.
 
-    It does not where the head counts no null. Some writers keep a bitmap of ones then; else the count is damaged.
+    pyarrow ignores the bitmap if the head counts no nulls. Some writers then keep a bitmap of ones; otherwise the count
+    is damaged.
     """
     batch = _batch(_Table.of_message(head))
     nodes, buffers = batch.numbers(1), batch.numbers(2)
@@ -458,31 +459,31 @@ def _showing_nulls(layout: _Layout, head: bytes) -> bytes:
 
 
 def _prefix_bytes(message: bytes | memoryview) -> int:
-    """How long what is in front of the FlatBuffers of a message is: Arrow before 0.15 wrote no mark."""
+    """Length of the prefix before the FlatBuffers of a message: Arrow before 0.15 wrote no mark."""
     return 8 if message[:4] == _NEXT else 4
 
 
 @contextlib.contextmanager
 def _within_the_head(at: int) -> Generator[None]:
-    """Places that point out of the head of a message are a ValueError."""
+    """Offsets outside the head of a message raise ValueError."""
     try:
         yield
     except struct.error as error:
-        raise ValueError(f"a message @ {at} points out of its head") from error
+        raise ValueError(f"a message @ {at} has an offset outside its head") from error
 
 
 _Block = tuple[int, int, int, int]
-"""Kind of a message, its first byte, bytes of its head, and of its body."""
+"""Kind of a message, its first byte, bytes of its head, and bytes of its body."""
 
 
 class _Footer:
-    """The end of a file of the file format.
+    """The end of a file in the file format.
 
     `File.fbs`: Footer {version, schema, dictionaries, recordBatches}, and Block {offset, metaDataLength, bodyLength}.
 
     Attributes:
         start: Its first byte.
-        blocks: What it names.
+        blocks: The messages that it lists.
 
     Raises:
         ValueError: It is damaged.
@@ -491,17 +492,17 @@ class _Footer:
     def __init__(self, start: int, data: bytes) -> None:
         self.start, self._data = start, data
         try:
-            said = _Table(data[:-10], _offset(data, 0))
+            footer = _Table(data[:-10], _offset(data, 0))
             self.blocks: list[_Block] = [
                 (kind, *block)
                 for field, kind in ((2, _DICTIONARY), (3, _BATCH))
-                for block in struct.iter_unpack("<qi4xq", said.vector(field, 24))
+                for block in struct.iter_unpack("<qi4xq", footer.vector(field, 24))
             ]
         except struct.error as error:
-            raise ValueError("its footer points out of itself") from error
+            raise ValueError("its footer has an offset outside itself") from error
 
     def compare(self, messages: Sequence[_Message]) -> None:
-        """Raise ValueError where a file has other messages than are named here."""
+        """Raise ValueError unless a file has exactly the messages that the footer lists."""
         import pyarrow
 
         begun = set[int]()
@@ -509,18 +510,19 @@ class _Footer:
             found = [each for each in messages if each.kind == kind]
             blocks = [(kind, each.start, len(each.head), each.body_bytes) for each in found]
             if blocks != [block for block in self.blocks if block[0] == kind]:
-                raise ValueError(f"its footer does not name the {counted(len(found), what)} that it has")
+                raise ValueError(f"its footer does not list its {counted(len(found), what)}")
         for each in messages:
             if each.dictionary is not None:
                 name, adds = each.dictionary
                 if adds != (name in begun):
-                    raise ValueError(f"dictionary {name} @ {each.start} {'was not begun' if adds else 'begins again'}")
+                    what = "is extended before it begins" if adds else "begins again"
+                    raise ValueError(f"dictionary {name} @ {each.start} {what}")
                 begun.add(name)
         written, options = _MAGIC + bytes(2) + self._data, pyarrow.ipc.IpcReadOptions(ensure_native_endian=False)
         with pyarrow.ipc.open_file(pyarrow.py_buffer(written), options=options) as opened:
             schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(messages[0].head)) if messages else None
             if schema is None or not opened.schema.equals(schema, check_metadata=True):
-                raise ValueError("its footer has another schema than its beginning")
+                raise ValueError("the schema in its footer differs from its first message")
 
 
 def _split(message: bytes | memoryview) -> tuple[bytes, memoryview]:
@@ -531,7 +533,7 @@ def _split(message: bytes | memoryview) -> tuple[bytes, memoryview]:
 
 
 def _unpacked_buffers(head: bytes, body: Any) -> list[tuple[int, int]]:
-    """Where each buffer of a message is in its body, and its bytes uncompressed, with which a compressed one begins.
+    """Offset of each buffer in a message's body, and its uncompressed size, which precedes compressed data.
 
     Raises ValueError.
     """
@@ -539,7 +541,7 @@ def _unpacked_buffers(head: bytes, body: Any) -> list[tuple[int, int]]:
         batch = _batch(_Table.of_message(head))
         buffers = batch.numbers(2).tolist()
     except struct.error as error:
-        raise ValueError("a message points out of its head") from error
+        raise ValueError("a message has an offset outside its head") from error
     if not batch.place(3):
         return [(at, size) for at, size in buffers]
     first = ((at, size, int.from_bytes(body[at : at + 8], "little", signed=True)) for at, size in buffers if size >= 8)
@@ -551,7 +553,7 @@ def _offset(data: bytes, at: int) -> int:
 
 
 class _Table:
-    """A table of FlatBuffers: its fields are found by a table of their places, in front of which it says how far."""
+    """A FlatBuffers table. Fields are located by a table of offsets, whose distance precedes the data."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data, self._at = data, at
@@ -562,12 +564,12 @@ class _Table:
 
     @classmethod
     def of_message(cls, message: bytes) -> _Table:
-        """The Message of a message: the length of its head precedes it."""
+        """The Message of a message. The length of its head precedes it."""
         data = message[_prefix_bytes(message) :]
         return cls(data, _offset(data, 0))
 
     def place(self, field: int) -> int:
-        """Where a field is; 0: it is left out."""
+        """Offset of a field; 0 if it is missing."""
         entry = 4 + 2 * field
         if entry + 2 > self._size:
             return 0
@@ -575,17 +577,17 @@ class _Table:
         return self._at + found if found else 0
 
     def number(self, kind: str, field: int) -> int:
-        """A number; 0 where it is left out."""
+        """A number; 0 if it is missing."""
         place = self.place(field)
         return struct.unpack_from(f"<{kind}", self._data, place)[0] if place else 0
 
     def items_at(self, field: int) -> int:
-        """Where the items of a vector are that a field points to; 0: it is left out."""
+        """Offset of the items of the vector in a field; 0 if it is missing."""
         place = self.place(field)
         return _offset(self._data, place) + 4 if place else 0
 
     def vector(self, field: int, item_bytes: int) -> bytes:
-        """The items of a vector that a field points to; none where it is left out."""
+        """The items of the vector in a field; empty if it is missing."""
         at = self.items_at(field)
         if not at:
             return b""
@@ -595,11 +597,11 @@ class _Table:
         return self._data[at : at + size]
 
     def numbers(self, field: int) -> Int64Array:
-        """(n, 2) the items of a vector of pairs."""
+        """(n, 2) items of a vector of pairs."""
         return np.frombuffer(self.vector(field, 16), "<i8").reshape(-1, 2)
 
     def table(self, field: int) -> _Table:
-        """A table that a field points to."""
+        """The table in a field."""
         place = self.place(field)
         if not place:
             raise struct.error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A column of a Parquet file, to be attached to samples."""
+"""Reads a column of a Parquet file, to attach it to samples."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def read_field(path: str, field: str, where: str) -> tuple[list[str] | None, Any
     except (OSError, ValueError) as error:
         if isinstance(error, EnergonGrainError):
             raise
-        raise FormatError(f"{path}: is no Parquet file that can be read: {error}") from error
+        raise FormatError(f"{path}: cannot be read as a Parquet file: {error}") from error
     keys = None if key is None else [_key(each, path, key, row) for row, each in enumerate(table[key])]
     return keys, table[field].to_numpy()
 
 
 def _key(value: Any, path: str, column: str, row: int) -> str:
-    """A key of a Parquet file, by its `pyarrow.Scalar`. Raises FormatError where it is no UTF-8."""
+    """A key of a Parquet file, from its `pyarrow.Scalar`. Raises FormatError if it is not UTF-8."""
     try:
         return str(value.as_py())
     except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: row {row}: its key in column {column!r} is no UTF-8: {error}") from error
+        raise FormatError(f"{path}: row {row}: its key in column {column!r} is not UTF-8: {error}") from error

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of tables: which lie at a path, what they say of themselves, and groups of their rows as Arrow tables.
+"""Files of tables: finding them at a path, reading their heads, and decoding groups of rows as Arrow tables.
 
-A file's head says how many rows each of its groups has and where these lie: a footer, an index. The heads of all files
-are read once and kept in one file in the cache folder, so that a folder of thousands is opened by looking at sizes and
-times of modification (in a store: one list, with entity tags) and reading one file:
+The head of a file (a footer or an index) lists the number of rows in each group and their offsets. The heads of all
+files are read once and stored in one file in the cache folder. A folder of thousands of files is then opened by
+checking sizes and modification times (in a store: one listing, with entity tags) and reading one file:
 
-    heads, one behind the other | records of the files (msgpack) | bytes of these (8) | XXH3-64 of these (8)
+    heads, concatenated | records of the files (msgpack) | bytes of these (8) | XXH3-64 of these (8)
 
-Bytes are read by our own storage (pages that are kept, attempts, versions) and given to pyarrow, which decodes. All of
-it comes from strangers: what is decoded is compared with what the head said.
+Bytes are read by our own storage (page cache, retries, versions) and passed to pyarrow, which decodes them. The data
+are untrusted: decoded results are compared with the head.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from energon_grain.storage.remote import RemoteFiles, mirror_of, remote_files, s
 from energon_grain.storage.settings import storage_settings
 
 Int64Array = npt.NDArray[np.int64]
-MOST_ROWS = 1 << 56
-DAMAGED = "the file is damaged, or none of its kind; write it anew, or leave it out by a pattern"
+MAX_ROWS = 1 << 56
+DAMAGED = "the file is damaged or of another format; write it again, or exclude it by a pattern"
 _NO_MEMORY = "Cannot allocate memory"
 _Store = LocalFiles | RemoteFiles
 
 
 class Record(msgspec.Struct, array_like=True, kw_only=True):
-    """What is kept of a file. Reading any bytes of a group gives its row group, record batch or run of samples.
+    """The stored description of a file. A group is a row group, record batch or run of samples, read as a unit.
 
     Attributes:
-        version: When its head was read.
-        begin: Where its head lies in the file of all heads.
-        head_bytes: Of it.
-        head_sum: XXH3-64 of it.
+        version: Version of the file when its head was read.
+        begin: Offset of its head in the file of all heads.
+        head_bytes: Size of the head.
+        head_sum: XXH3-64 of the head.
         columns: Names of the columns.
         rows: (groups,) int64.
-        extents: (groups, columns, 3) int64: first byte, one past the last, and bytes uncompressed, of each column.
+        extents: (groups, columns, 3) int64: first byte, one past the last, and uncompressed bytes, of each column.
     """
 
     name: str
@@ -87,10 +87,10 @@ class RowGroups:
     """All groups of rows that are decoded together, in the order of the files.
 
     Attributes:
-        first: (groups + 1,) number of the first row of each, and of all rows.
-        file: (groups,) the file of each.
-        number: (groups,) which group of its file each is.
-        extents: (groups, columns, 3) see `Record`; zeros where a file lacks a column.
+        first: (groups + 1,) number of the first row of each, and the total number of rows.
+        file: (groups,) file of each group.
+        number: (groups,) number of each group in its file.
+        extents: (groups, columns, 3) see `Record`; zeros if a file lacks a column.
     """
 
     first: Int64Array
@@ -100,32 +100,32 @@ class RowGroups:
 
 
 class TableFiles(ABC):
-    """The files of one kind at a path, and what they say of themselves. Picklable: copies look at the files anew.
+    """The files of one kind at a path, and their heads. Picklable: copies check the files again.
 
     Args:
-        path: A file, a folder (with all files below), a pattern (`data/**/train-*.parquet`), with braces too
+        path: A file, a folder (with all files below), a pattern (`data/**/train-*.parquet`), which may contain braces
             (`{000..009}.parquet`); or a URL of one of these.
-        cache_dir: Where what is known of files is kept; default: with the caches of the user.
+        cache_dir: Folder of the cached heads; default: the user's cache folder.
 
     Attributes:
         location: The path.
-        names: Of the files, relative to the folder that they have in common, in order.
-        paths: Of the files.
+        names: Names of the files, relative to their common folder, in order.
+        paths: Paths of the files.
         columns: Names of the columns of any file, in order.
         content_id: Digest of names, sizes and heads.
-        is_mapped: Whether groups take no memory of their own, so that any row is as near as any other.
-        kind: What messages call the files.
-        endings: How their names end.
-        group_word: What messages call a group.
-        group_option: What says how large groups are, where such files are written.
-        reads_whole_groups: Whether all columns are read for any.
+        is_mapped: Whether groups are memory-mapped: they need no memory, and all rows cost the same to read.
+        kind: Name of the files in messages.
+        endings: File name endings.
+        group_word: Name of a group in messages.
+        group_option: The option of writers that sets the size of groups.
+        reads_whole_groups: Whether all columns are read for any of them.
 
     Raises:
         DatasetNotFoundError: There is no file.
         FormatError: A head is damaged.
-        EmptyDatasetError: There is no row.
+        EmptyDatasetError: There are no rows.
         MissingPackageError: pyarrow is not installed.
-        ReadError: A store cannot be reached, or a file not be read.
+        ReadError: A store cannot be reached, or a file cannot be read.
     """
 
     kind: ClassVar[str]
@@ -134,10 +134,10 @@ class TableFiles(ABC):
     group_option: ClassVar[str]
     reads_whole_groups: ClassVar[bool] = True
     is_mapped = False
-    _kept_as: ClassVar[str] = ".footers"
-    """How the name of the file in the cache folder ends; another one where what was kept before is not trusted."""
+    _cache_ending: ClassVar[str] = ".footers"
+    """Ending of the cache file's name. It changes when earlier cache files must not be used."""
     _named_by = ""
-    """Digest of what names the files, where that says something of them, too."""
+    """Digest of the index that lists the files, if there is one."""
 
     def __init__(self, path: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None) -> None:
         with needed_for(f"reading {self.kind}"):
@@ -153,23 +153,23 @@ class TableFiles(ABC):
         else:
             self._versions = [versions[name] for name in self.names]
         self._index = self._index_path(root)
-        once = self.past_pages()
-        self._records = once._kept()
+        once = self.uncached()
+        self._records = once._cached_records()
         if once is not self:
             once.store.close()
         self.columns = tuple(dict.fromkeys(name for record in self._records for name in record.columns))
         digest = hashlib.blake2b(digest_size=8)
         for record in self._records:
-            said = msgspec.msgpack.encode((record.name, record.version[0], record.head_sum))
-            digest.update(said)
+            encoded = msgspec.msgpack.encode((record.name, record.version[0], record.head_sum))
+            digest.update(encoded)
         self.content_id = digest.hexdigest()
         if not len(self):
-            raise EmptyDatasetError(f"{self.location}: its {len(self.names)} {self.kind} have no row")
+            raise EmptyDatasetError(f"{self.location}: its {len(self.names)} {self.kind} have no rows")
 
-    def past_pages(self) -> Self:
-        """The same files; of a store no more is fetched than what is read, and no pages of it are kept.
+    def uncached(self) -> Self:
+        """The same files without the page cache: a store fetches only the bytes read, and keeps no pages.
 
-        For what lies scattered and is kept in another form: heads, and columns that are read as a whole.
+        For scattered reads whose result is stored in another form: heads, and columns that are read completely.
         """
         if isinstance(self.store, LocalFiles):
             return self
@@ -179,7 +179,7 @@ class TableFiles(ABC):
         return other
 
     def fetch(self, file: Int64Array, start: Int64Array, size: Int64Array) -> None:
-        """Fetch pieces of files that lie in a store, side by side, so that they are there when they are read."""
+        """Prefetch pieces of remote files in parallel."""
         store = self.store
         if isinstance(store, RemoteFiles):
             gap, solo = store.merge_gap_bytes, store.solo_bytes
@@ -187,7 +187,7 @@ class TableFiles(ABC):
             for number in np.unique(file).tolist():
                 store.expect(self.paths[number], self._versions[number])  # type: ignore[arg-type]
             ranges = zip(spans.file.tolist(), spans.start.tolist(), spans.stop.tolist(), strict=True)
-            shared_client(store.settings).map(lambda each: store.keep(self.paths[each[0]], *each[1:]), list(ranges))
+            shared_client(store.settings).map(lambda each: store.prefetch(self.paths[each[0]], *each[1:]), list(ranges))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened, (type(self), self.location, self._cache_dir, self.content_id)
@@ -197,7 +197,7 @@ class TableFiles(ABC):
 
     @abstractmethod
     def schema(self, file: int = 0) -> Any:
-        """The `pyarrow.Schema` of a file. Raises FormatError where it is not understood."""
+        """The `pyarrow.Schema` of a file. Raises FormatError if it is not supported."""
 
     def _read_heads(self, files: Sequence[int]) -> list[bytes]:
         """The heads of files. Raises as `_read_head`."""
@@ -211,11 +211,11 @@ class TableFiles(ABC):
 
     @abstractmethod
     def _record(self, file: int, head: bytes) -> Record:
-        """What a head says. Raises FormatError where it contradicts itself or the size of the file."""
+        """Parse a head. Raises FormatError if it contradicts itself or the size of the file."""
 
     @abstractmethod
     def _table(self, group: int, names: list[str]) -> Any:
-        """These columns of a group. What pyarrow raises, and ValueError, become a FormatError."""
+        """Some columns of a group. Errors of pyarrow and ValueError become a FormatError."""
 
     def __len__(self) -> int:
         return int(self.groups.first[-1])
@@ -240,7 +240,7 @@ class TableFiles(ABC):
     def spans(
         self, groups: Int64Array, columns: Sequence[str]
     ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        """(file, start, size, owner) of the bytes of columns of row groups; `owner`: the place in `groups`."""
+        """(file, start, size, owner) of the bytes of columns of row groups; `owner`: the index in `groups`."""
         if self.reads_whole_groups:
             start, stop, _ = self.groups.extents[groups].max(axis=1).T
             return self.groups.file[groups], start, stop - start, np.arange(len(groups))
@@ -248,15 +248,15 @@ class TableFiles(ABC):
         extents = self.groups.extents[groups][:, places]
         start, stop = extents[..., 0].reshape(-1), extents[..., 1].reshape(-1)
         owner = np.repeat(np.arange(len(groups)), len(places))
-        there = stop > start
-        return self.groups.file[groups][owner[there]], start[there], (stop - start)[there], owner[there]
+        nonempty = stop > start
+        return self.groups.file[groups][owner[nonempty]], start[nonempty], (stop - start)[nonempty], owner[nonempty]
 
     def read(self, group: int, columns: Sequence[str]) -> Any:
-        """A group as a `pyarrow.Table` of these columns, without those that its file lacks; None: it lacks all.
+        """A group as a `pyarrow.Table` of these columns, without those that its file lacks; None if it lacks all.
 
         Raises:
-            FormatError: It does not decode, or not to what the head says.
-            StaleIndexError, ReadError: The file was changed since it was opened, or cannot be read.
+            FormatError: Decoding fails, or the result differs from the head.
+            StaleIndexError, ReadError: The file changed after it was opened, or cannot be read.
         """
         groups = self.groups
         file, rows = int(groups.file[group]), int(groups.first[group + 1] - groups.first[group])
@@ -282,7 +282,7 @@ class TableFiles(ABC):
         return table
 
     def _wrong_columns(self, group: int, names: list[str]) -> list[str]:
-        """Which of some columns of a group do not decode by themselves; all, where each of them does."""
+        """The columns of a group that do not decode individually; all columns if each of them does."""
         wrong: list[str] = []
         for name in names:
             try:
@@ -292,7 +292,7 @@ class TableFiles(ABC):
         return wrong or names
 
     def _check_size(self, group: int, sizes: Mapping[str, int]) -> None:
-        """Refuse a group of which columns take more than the settings allow, decoded. Raises FormatError."""
+        """Refuse a group whose columns exceed the allowed decoded size. Raises FormatError."""
         total, most = sum(sizes.values()), storage_settings().largest_group_bytes
         if total <= most:
             return
@@ -301,7 +301,7 @@ class TableFiles(ABC):
         raise FormatError(
             f"{self.paths[int(self.groups.file[group])]}: {self.group_word} {int(self.groups.number[group])}: column "
             f"{largest!r} takes {sizes[largest]:,} bytes{whole}, but `largest_group_bytes` is {most:,}; write "
-            f"smaller groups ({self.group_option}), leave the column out by a part_filter, or raise the limit: "
+            f"smaller groups ({self.group_option}), exclude the column by a part_filter, or raise the limit with "
             f"`use_storage(StorageSettings(largest_group_bytes=…))`, or in the file with the storage settings"
         )
 
@@ -313,15 +313,15 @@ class TableFiles(ABC):
         """A record of a file.
 
         Args:
-            extents: As the record has them; of groups that are read whole, (groups, 3) of all columns together.
+            extents: As in the record; for groups that are read whole, (groups, 3) of all columns together.
         """
         width = 1 if self.reads_whole_groups else len(columns)
         extents = np.asarray(extents, "<i8").reshape(len(rows), width, 3)
         if self.reads_whole_groups:
             share = -(-extents[..., 2:] // max(1, len(columns)))
             extents = np.repeat(np.concatenate([extents[..., :2], share], axis=2), len(columns), axis=1)
-        if min(rows, default=0) < 0 or sum(rows) >= MOST_ROWS:
-            raise FormatError(f"{self.paths[file]}: says that it has {sum(rows)} rows; {DAMAGED}")
+        if min(rows, default=0) < 0 or sum(rows) >= MAX_ROWS:
+            raise FormatError(f"{self.paths[file]}: declares {sum(rows)} rows; {DAMAGED}")
         return Record(
             name=self.names[file],
             version=self._versions[file],
@@ -334,7 +334,7 @@ class TableFiles(ABC):
         )
 
     def _bytes_of(self, file: int, start: Int64Array, size: Int64Array) -> dict[int, bytes]:
-        """Pieces of a file, some of them read together, by their first places in it."""
+        """Pieces of a file, some of them merged, by their offsets in it."""
         spans = coalesce(
             np.zeros(len(start), np.int64),
             start,
@@ -347,7 +347,7 @@ class TableFiles(ABC):
 
     @contextlib.contextmanager
     def _decoding(self, where: str) -> Generator[None]:
-        """Errors of pyarrow name the place."""
+        """Adds the location to errors of pyarrow."""
         try:
             yield
         except _raw_errors() as error:
@@ -355,21 +355,21 @@ class TableFiles(ABC):
                 raise
             raise named_error(where, error) from error
 
-    # What is known of heads.
+    # The cache of heads.
 
     def _index_path(self, root: str) -> Path:
         identity = hashlib.blake2b(
             "\0".join([root, *self.names, self._named_by]).encode("utf-8", "surrogateescape"), digest_size=16
         )
-        name = f"{identity.hexdigest()}{self._kept_as}"
+        name = f"{identity.hexdigest()}{self._cache_ending}"
         if self._cache_dir is None and is_url(root):
             return mirror_of(root).folder / "parquet" / name
         base = self._cache_dir or os.path.join(os.path.dirname(storage_settings().cache_folder), "parquet")
         identity.update(os.fsencode(os.path.realpath(root)))
-        return Path(base) / f"{identity.hexdigest()}{self._kept_as}"
+        return Path(base) / f"{identity.hexdigest()}{self._cache_ending}"
 
-    def _kept(self) -> list[Record]:
-        """What is known of all files: of those that are new or changed it is read now, and written."""
+    def _cached_records(self) -> list[Record]:
+        """Records of all files from the cache; new or changed files are read, and the cache is updated."""
         known = {record.name: record for record in _read_records(self._index)}
         fresh: dict[int, bytes] = {}
         records: list[Record | None] = []
@@ -386,7 +386,7 @@ class TableFiles(ABC):
         return self._write(records, fresh)  # type: ignore[arg-type]
 
     def _head(self, file: int) -> bytes:
-        """The head of a file, as it is kept; else from the file itself."""
+        """The head of a file, from the cache or else from the file itself."""
         record = self._records[file]
         with contextlib.suppress(OSError), open(self._index, "rb") as kept:
             head = os.pread(kept.fileno(), record.head_bytes, record.begin)
@@ -394,44 +394,44 @@ class TableFiles(ABC):
                 return head
         (head,) = self._read_heads([file])
         if xxhash.xxh3_64_intdigest(head) != record.head_sum:
-            raise StaleIndexError(f"{self.paths[file]}: was changed since it was opened; begin anew")
+            raise StaleIndexError(f"{self.paths[file]}: changed after it was opened; restart")
         return head
 
     def _write(self, records: list[Record], fresh: dict[int, bytes]) -> list[Record]:
-        """Keep heads and records, if there is somewhere to."""
+        """Store heads and records, if possible."""
         self._records = records
         heads = [fresh[number] if number in fresh else self._head(number) for number in range(len(records))]
         begins = itertools.accumulate(map(len, heads), initial=0)
         placed = [msgspec.structs.replace(record, begin=at) for record, at in zip(records, begins, strict=False)]
-        said = msgspec.msgpack.encode(placed)
+        encoded = msgspec.msgpack.encode(placed)
         with contextlib.suppress(OSError):
             self._index.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(self._index) as file:
                 file.writelines(heads)
-                file.write(said)
-                file.write(len(said).to_bytes(8, "little") + xxhash.xxh3_64_intdigest(said).to_bytes(8, "little"))
+                file.write(encoded)
+                file.write(len(encoded).to_bytes(8, "little") + xxhash.xxh3_64_intdigest(encoded).to_bytes(8, "little"))
         return placed
 
     @property
-    def kept_ever(self) -> Path:
-        """The file in the cache folder that belongs to these, whatever becomes of them."""
+    def cache_file(self) -> Path:
+        """The cache file of these files, for all their versions."""
         return self._index
 
     @property
-    def kept_beside(self) -> Path:
-        """What the names of files in the cache folder that belong to these begin with, as they are now.
+    def cache_prefix(self) -> Path:
+        """Prefix of the names of cache files that belong to the current versions of these files.
 
-        By their versions, too: other numbers may well have the same head.
+        It contains the versions, since different numbers may have the same head.
         """
-        said = msgspec.msgpack.encode(self._versions)
-        return self._index.with_name(f"{self._index.stem}-{xxhash.xxh3_64_hexdigest(said)}")
+        encoded = msgspec.msgpack.encode(self._versions)
+        return self._index.with_name(f"{self._index.stem}-{xxhash.xxh3_64_hexdigest(encoded)}")
 
     def column_folder(self) -> ColumnFolder:
-        """Where their columns are: beside them; of files in a store, or named by a pattern, in the cache folder."""
+        """The folder of their columns: beside them; in the cache folder for remote files and patterns."""
         path = Path(self.location)
         beside = path / ".columns" if path.is_dir() else path.with_name(f"{path.name}.columns")
         return ColumnFolder.beside(
-            self.location, f"{beside if path.exists() else self.kept_ever.with_suffix('.columns')}"
+            self.location, f"{beside if path.exists() else self.cache_file.with_suffix('.columns')}"
         )
 
     def close(self) -> None:
@@ -439,7 +439,7 @@ class TableFiles(ABC):
 
 
 def _raw_errors() -> tuple[type[Exception], ...]:
-    """What pyarrow raises where it decodes, and our own code where it parses heads."""
+    """Errors that pyarrow raises during decoding, and our own code when it parses heads."""
     import pyarrow
 
     return pyarrow.ArrowException, ValueError, OSError, OverflowError, LookupError, MemoryError
@@ -450,44 +450,44 @@ def _is_ours(error: Exception) -> bool:
 
 
 def is_memory_short(error: Exception) -> bool:
-    """Whether an error says that memory could not be had, which says nothing of the file."""
+    """Whether an error means insufficient memory, independent of the file."""
     no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
     return no_memory or isinstance(error, MemoryError) or _NO_MEMORY in str(error)
 
 
 def named_error(where: str, error: Exception, advice: str = DAMAGED) -> ReadError | FormatError:
-    """What pyarrow, NumPy or the system raised, as an error of ours that names the place and the kind of trouble.
+    """Convert an error of pyarrow, NumPy or the system to one of ours, with the location.
 
     Args:
-        advice: What to do where the file is at fault, and not the machine that reads it.
+        advice: The remedy if the file, and not the machine, is at fault.
     """
-    said = str(error).strip() or type(error).__name__
+    message = str(error).strip() or type(error).__name__
     if is_memory_short(error):
         return ReadError(
-            f"{where}: there is not enough memory to decode it ({said}); read fewer columns, write smaller groups, or "
-            "give the process more memory"
+            f"{where}: not enough memory to decode it ({message}); read fewer columns, write smaller groups, or give "
+            "the process more memory"
         )
     if isinstance(error, OSError) and error.errno is not None:
-        return ReadError(f"{where}: cannot be read: {said}")
+        return ReadError(f"{where}: cannot be read: {message}")
     if isinstance(error, NotImplementedError):
-        return FormatError(f"{where}: {said}: pyarrow does not support this; leave the column out by a part_filter")
+        return FormatError(f"{where}: {message}: pyarrow does not support this; exclude the column by a part_filter")
     if isinstance(error, LookupError):
-        said = f"{type(error).__name__}: {said}"
-    return FormatError(f"{where}: {said}{advice and '; '}{advice}")
+        message = f"{type(error).__name__}: {message}"
+    return FormatError(f"{where}: {message}{advice and '; '}{advice}")
 
 
 def _opened(kind: type[TableFiles], location: str, cache_dir: str | None, content_id: str) -> TableFiles:
     files = kind(location, cache_dir=cache_dir)
     if files.content_id != content_id:
         raise StaleIndexError(
-            f"{location}: its files were changed since this process's parent opened them; begin anew, and write to no "
-            "files that are being read"
+            f"{location}: its files changed after the parent process opened them; restart, and do not write to the "
+            "files during a run"
         )
     return files
 
 
 def _read_records(path: Path) -> list[Record]:
-    """What was kept; nothing where that is damaged."""
+    """The stored records; empty if they are damaged."""
     with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError), open(path, "rb") as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(max(0, size - 16))
@@ -495,18 +495,18 @@ def _read_records(path: Path) -> list[Record]:
         length = int.from_bytes(end[:8], "little")
         if len(end) == 16 and length <= size - 16:
             file.seek(size - 16 - length)
-            said = file.read(length)
-            if xxhash.xxh3_64_intdigest(said) == int.from_bytes(end[8:], "little"):
-                return _RECORDS.from_msgpack(said)
+            encoded = file.read(length)
+            if xxhash.xxh3_64_intdigest(encoded) == int.from_bytes(end[8:], "little"):
+                return _RECORDS.from_msgpack(encoded)
     return []
 
 
-class HeldFile:
-    """A file of which some ranges are in memory; others are read when pyarrow asks for them.
+class BufferedFile:
+    """A file with some ranges in memory; others are read when pyarrow requests them.
 
     Args:
-        store: Reads what is not there.
-        held: Bytes, by their first place in the file.
+        store: Reads the other ranges.
+        held: Bytes, by their offset in the file.
     """
 
     closed = False
@@ -518,7 +518,7 @@ class HeldFile:
         self._at = 0
 
     def read(self, size: int = -1) -> memoryview | bytes:
-        """The next bytes, as `io.RawIOBase.read`."""
+        """The next bytes, like `io.RawIOBase.read`."""
         at, self._at = self._at, self._at + max(size, 0)
         place = bisect_right(self._starts, at) - 1
         if place >= 0:
@@ -538,7 +538,7 @@ class HeldFile:
         return self._at
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     def readable(self) -> bool:
         return True

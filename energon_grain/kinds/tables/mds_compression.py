@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How whole shards of MDS are compressed: by Zstandard, Brotli, Snappy, gzip or bzip2.
+"""Compression of whole MDS shards: Zstandard, Brotli, Snappy, gzip or bzip2.
 
-An index names it with a level, which matters only to writers: `zstd:7`.
+An index names it with a level, which only writers use: `zstd:7`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 from energon_grain.errors import MissingPackageError
 
 COMPRESSION = r"^(zstd|br|gz|bz2|snappy)(:|\Z)"
-"""A pattern of what an index may name."""
+"""Pattern of the compressions in an index."""
 COMPRESSED_ENDINGS = (".mds.zstd", ".mds.br", ".mds.gz", ".mds.bz2", ".mds.snappy")
 _CODECS = {"zstd": "zstd", "br": "brotli", "snappy": "snappy"}
 
 
 def decompress(data: bytes, compression: str, size_bytes: int) -> bytes:
-    """A shard that decompresses to so many bytes; no more than these take memory.
+    """A shard that decompresses to `size_bytes`. Uses no more memory than that.
 
     Raises:
-        ValueError: It does not, or pyarrow's own errors.
+        ValueError: The size differs, or one of pyarrow's own errors.
         MissingPackageError: The installed pyarrow was built without the codec.
     """
     name = compression.partition(":")[0]
@@ -34,7 +34,7 @@ def decompress(data: bytes, compression: str, size_bytes: int) -> bytes:
     else:
         found = _by_pyarrow(data, size_bytes, _CODECS[name])
     if len(found) != size_bytes:
-        raise ValueError(f"does not decompress to the {size_bytes} bytes that its index announces")
+        raise ValueError(f"does not decompress to the {size_bytes} bytes listed in its index")
     return found
 
 
@@ -43,14 +43,14 @@ def _by_pyarrow(data: bytes, size_bytes: int, codec: str) -> bytes:
 
     if not pa.Codec.is_available(codec):
         raise MissingPackageError(
-            f"reading shards that {codec} compressed needs a pyarrow with that codec, as the one of PyPI is: "
+            f"reading shards compressed with {codec} needs a pyarrow with that codec, such as the one on PyPI: "
             "pip install 'energon-grain[parquet]'"
         )
     return pa.decompress(data, size_bytes, codec, asbytes=True)
 
 
 def _unpacked(data: bytes, size_bytes: int, begin: Callable[[], Any]) -> bytes:
-    """What members one behind the other decompress to, with at most one byte more than expected. Raises ValueError."""
+    """Decompress concatenated members, to at most one byte more than expected. Raises ValueError."""
     found, left = list[bytes](), size_bytes + 1
     while data and left:
         member = begin()
@@ -59,7 +59,7 @@ def _unpacked(data: bytes, size_bytes: int, begin: Callable[[], Any]) -> bytes:
         except (zlib.error, OSError) as error:
             raise ValueError(str(error)) from error
         if not member.eof:
-            raise ValueError(f"does not end within {size_bytes} bytes, which its index announces, or was cut")
+            raise ValueError(f"does not end within the {size_bytes} bytes listed in its index, or was truncated")
         left -= len(found[-1])
         data = member.unused_data
     return b"".join(found)

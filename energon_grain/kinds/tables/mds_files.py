@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mosaic's MDS: shards of samples behind one another, named by an `index.json`. See `TableFiles`.
+"""Mosaic's MDS: shards of concatenated samples, listed in an `index.json`. See `TableFiles`.
 
-    number of samples (4) | where each begins, and the end (4 each) | what the columns are (JSON) | samples
+    number of samples (4) | offset of each, and of the end (4 each) | description of the columns (JSON) | samples
 
-A sample is the sizes (4 each) of those of its columns whose size the index leaves open, then its values. Numbers are
-little-endian. Runs of samples of about a mebibyte are read at a time; of a shard that is compressed, the whole. Hashes
-of an index are compared when a process first uses a shard.
+A sample is the sizes (4 each) of its columns of variable size, then its values. Numbers are little-endian. Runs of
+samples of about 1 MiB are read at a time; compressed shards are read whole. The hashes in an index are verified when a
+process first uses a shard.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from energon_grain.storage.location import folder_of, join
 from energon_grain.storage.remote import read_whole
 
 INDEX_JSON = "index.json"
-"""What names the shards, in their folder."""
+"""Lists the shards, in their folder."""
 _GROUP_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20
 _SIZES = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
 _NUMBERS = {"int": "int64"} | {f"{kind}{bits}": f"{kind}{bits}" for kind, sizes in _SIZES.items() for bits in sizes}
 _TEXTS = ("str", "str_int", "str_float", "str_decimal")
 _FILES = dict.fromkeys(("jpeg", "jpegarray", "jpeg_array", "png"), "Image") | {"json": "Json", "ndarray": "Npy"}
-"""What a schema says of values that are files, see `ColumnKind`. Encodings that are not known stay bytes."""
+"""Types of values that are files, by encoding, see `ColumnKind`. Unknown encodings stay bytes."""
 _TYPES = {8: "u1", 9: "i1", 16: "u2", 17: "i2", 18: "f2", 32: "u4", 33: "i4", 34: "f4", 64: "u8", 65: "i8", 66: "f8"}
 
-_Size = Annotated[int, msgspec.Meta(ge=0, le=4 << 30)]  # places in a shard have 32 bits
+_Size = Annotated[int, msgspec.Meta(ge=0, le=4 << 30)]  # offsets in a shard have 32 bits
 
 
 class _File(msgspec.Struct, omit_defaults=True):
@@ -51,7 +51,7 @@ class _File(msgspec.Struct, omit_defaults=True):
 
 
 class _Shard(msgspec.Struct):
-    """What an index says of a shard."""
+    """The entry of a shard in an index."""
 
     column_names: list[str]
     column_encodings: list[str]
@@ -64,7 +64,7 @@ class _Shard(msgspec.Struct):
 
     def __post_init__(self) -> None:
         if not len(self.column_names) == len(self.column_encodings) == len(self.column_sizes):
-            raise ValueError("a shard has other numbers of names, encodings and sizes of columns")
+            raise ValueError("a shard has different numbers of column names, encodings and sizes")
 
 
 class _Index(msgspec.Struct):
@@ -72,12 +72,12 @@ class _Index(msgspec.Struct):
 
 
 class _Head(msgspec.Struct, array_like=True):
-    """What is kept of a shard: what the index says, and of each run of samples where it begins and ends.
+    """The stored description of a shard: its entry in the index, and the bounds of each run of samples.
 
     Attributes:
-        first: The first sample of each.
-        start: Its first byte; behind the last one, the end.
-        digest: XXH3-64 of where all samples begin.
+        first: First sample of each run.
+        start: First byte of each run, and the end of the last one.
+        digest: XXH3-64 of the offsets of all samples.
     """
 
     shard: _Shard
@@ -90,7 +90,7 @@ _INDEX, _HEAD = Form(_Index), Form(_Head)
 
 
 class MdsFiles(TableFiles):
-    """The shards that an `index.json` names; see `TableFiles`. The path is that file, or its folder."""
+    """The shards that an `index.json` lists; see `TableFiles`. The path is that file, or its folder."""
 
     kind = "MDS shards"
     endings = (".mds", *COMPRESSED_ENDINGS)
@@ -103,14 +103,14 @@ class MdsFiles(TableFiles):
         try:
             self._shards = _INDEX.from_json(text := read_whole(index)).shards
         except FileNotFoundError as error:
-            raise DatasetNotFoundError(f"{index}: there is no such file, which names the shards of MDS") from error
+            raise DatasetNotFoundError(f"{index}: no such file; it lists the shards of an MDS dataset") from error
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise FormatError(f"{index}: {error}; it is damaged, or of no MDS dataset that is read") from error
+            raise FormatError(f"{index}: {error}; it is damaged, or not of a supported MDS dataset") from error
         self._named_by = xxhash.xxh3_64_hexdigest(text)
         self._compared = set[int]()
         names = [(shard.zip_data or shard.raw_data).basename for shard in self._shards]
         if not names or len(set(names)) < len(names):
-            raise FormatError(f"{index}: names {'a shard twice' if names else 'no shard'}")
+            raise FormatError(f"{index}: lists {'a shard twice' if names else 'no shard'}")
         return root, names, None
 
     def schema(self, file: int = 0) -> Any:
@@ -131,7 +131,7 @@ class MdsFiles(TableFiles):
         if shard.compression:
             return msgspec.msgpack.encode(_Head(_without_hashes(shard), [0], [0, size]))
         if shard.raw_data.bytes != size:
-            raise FormatError(f"{path}: has {size} bytes, but {INDEX_JSON} says {shard.raw_data.bytes}; {DAMAGED}")
+            raise FormatError(f"{path}: has {size} bytes, but {INDEX_JSON} lists {shard.raw_data.bytes}; {DAMAGED}")
         self.store.expect(path, self._versions[file])  # type: ignore[arg-type]
         with self._decoding(path):
             begins = _begins(self._read(file, 0, min(4 * (shard.samples + 2), size)), shard.samples, size)
@@ -141,11 +141,11 @@ class MdsFiles(TableFiles):
         return msgspec.msgpack.encode(_Head(_without_hashes(shard), first.tolist(), start, digest))
 
     def _record(self, file: int, head: bytes) -> Record:
-        said = _HEAD.from_msgpack(head)
-        shard = said.shard
+        parsed = _HEAD.from_msgpack(head)
+        shard = parsed.shard
         plain = shard.compression and shard.raw_data.bytes
-        places = [(start, stop, plain or stop - start) for start, stop in pairwise(said.start)]
-        return self._recorded(file, head, shard.column_names, np.diff([*said.first, shard.samples]).tolist(), places)
+        places = [(start, stop, plain or stop - start) for start, stop in pairwise(parsed.start)]
+        return self._recorded(file, head, shard.column_names, np.diff([*parsed.first, shard.samples]).tolist(), places)
 
     def _table(self, group: int, names: list[str]) -> Any:
         import pyarrow as pa
@@ -166,8 +166,8 @@ class MdsFiles(TableFiles):
             self._compare(file, shard.raw_data, [data])
             self._compared.add(file)
             begins = _begins(data[: 4 * (count + 2)], count, len(data))
-            if begins[-1] != len(data):  # pyarrow's Brotli leaves what is missing as it was
-                raise ValueError(f"its samples end @ {begins[-1]}, but its index announces {len(data)} bytes")
+            if begins[-1] != len(data):  # pyarrow's Brotli leaves missing bytes uninitialised
+                raise ValueError(f"its samples end @ {begins[-1]}, but its index lists {len(data)} bytes")
         bounds = _bounds(data, begins, shard.column_sizes)
         arrays: list[Any] = []
         for name in names:
@@ -183,9 +183,9 @@ class MdsFiles(TableFiles):
         return pa.table(arrays, names=names)
 
     def _compare_plain(self, file: int) -> None:
-        """Compare a shard that is not compressed with its hashes, which takes reading all of it. Raises ValueError.
+        """Verify the hashes of an uncompressed shard, which reads all of it. Raises ValueError.
 
-        In a store a few runs of each shard may be all that this host reads, so it is not fetched for that.
+        Shards in a store are not verified: this host may need only a few runs of each.
         """
         if isinstance(self.store, LocalFiles):
             size = self._versions[file][0]
@@ -193,40 +193,40 @@ class MdsFiles(TableFiles):
             self._compare(file, self._shards[file].raw_data, pieces)
         self._compared.add(file)
 
-    def _compare(self, file: int, said: _File | None, pieces: Iterable[bytes]) -> None:
-        """Compare a shard with its hashes, unless this process did that before. Raises ValueError."""
-        if file not in self._compared and said is not None and said.hashes:
-            refuse_wrong_hash(said.hashes, pieces)
+    def _compare(self, file: int, entry: _File | None, pieces: Iterable[bytes]) -> None:
+        """Verify the hashes of a shard once per process. Raises ValueError."""
+        if file not in self._compared and entry is not None and entry.hashes:
+            refuse_wrong_hash(entry.hashes, pieces)
 
 
 def _without_hashes(shard: _Shard) -> _Shard:
-    """What identifies a shard: the same data may be indexed with hashes or without."""
+    """The identity of a shard: the same data may be indexed with or without hashes."""
     plain = [file and msgspec.structs.replace(file, hashes={}) for file in (shard.raw_data, shard.zip_data)]
     return msgspec.structs.replace(shard, raw_data=plain[0], zip_data=plain[1])
 
 
 def _begins(data: bytes, count: int, size: int) -> Int64Array:
-    """(count + 1,) where samples begin, and the last one ends. Raises ValueError."""
+    """(count + 1,) start of each sample, and the end of the last one. Raises ValueError."""
     numbers = np.frombuffer(data[: len(data) // 4 * 4], "<u4").astype(np.int64)
     if len(numbers) < count + 2 or numbers[0] != count:
-        raise ValueError(f"begins with {numbers[:1].tolist()}, and has {count} samples by {INDEX_JSON}")
+        raise ValueError(f"begins with {numbers[:1].tolist()}, but {INDEX_JSON} lists {count} samples")
     begins = numbers[1 : count + 2]
     if begins[0] < 4 * (count + 2) or (np.diff(begins) < 0).any() or begins[-1] > size:
-        raise ValueError("the places of its samples do not ascend, or not in the file")
+        raise ValueError("the offsets of its samples are not ascending, or exceed the file")
     return begins
 
 
 def _bounds(data: bytes, begins: Int64Array, sizes: Sequence[int | None]) -> Int64Array:
-    """(samples, columns + 1) where each value begins, and the last one ends. Raises ValueError."""
-    count, said = len(begins) - 1, 4 * sizes.count(None)
-    if not (begins[0] >= 0 and (np.diff(begins) >= said).all() and begins[-1] <= len(data)):
-        raise ValueError("its samples are not where it says")
-    told = np.frombuffer(data, np.uint8)[begins[:-1, None] + np.arange(said)]
+    """(samples, columns + 1) start of each value, and the end of the last one. Raises ValueError."""
+    count, sizes_bytes = len(begins) - 1, 4 * sizes.count(None)
+    if not (begins[0] >= 0 and (np.diff(begins) >= sizes_bytes).all() and begins[-1] <= len(data)):
+        raise ValueError("its samples are not at the listed offsets")
+    stored = np.frombuffer(data, np.uint8)[begins[:-1, None] + np.arange(sizes_bytes)]
     lengths = np.tile(np.array([size or 0 for size in sizes], np.int64), (count, 1))
-    lengths[:, [size is None for size in sizes]] = told.reshape(count, said).copy().view("<u4")
-    bounds = np.cumsum(np.concatenate([begins[:-1, None] + said, lengths], axis=1), axis=1)
+    lengths[:, [size is None for size in sizes]] = stored.reshape(count, sizes_bytes).copy().view("<u4")
+    bounds = np.cumsum(np.concatenate([begins[:-1, None] + sizes_bytes, lengths], axis=1), axis=1)
     if (bounds[:, -1] != begins[1:]).any():
-        raise ValueError("the values of a sample are not as long as the sample")
+        raise ValueError("the sizes of the values do not add up to the size of their sample")
     return bounds
 
 
@@ -245,4 +245,4 @@ def _npy(value: bytes, detail: str) -> bytes:
         np.save(file := io.BytesIO(), np.frombuffer(value, np.dtype(dtype).newbyteorder("<")).reshape(shape))
         return file.getvalue()
     except (IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"an array that is none: {error!r}") from error
+        raise ValueError(f"not a valid array: {error!r}") from error

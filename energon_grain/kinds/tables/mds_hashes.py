@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hashes of the shards of MDS, which its writers put into the index by `hashes=`: `{"xxh64": "0f…"}`.
+"""Hashes of MDS shards, which writers add to the index by `hashes=`: `{"xxh64": "0f…"}`.
 
-Their names are those of `hashlib` and of `xxhash`, as in Mosaic's streaming.
+Their names are those of `hashlib` and `xxhash`, as in Mosaic's streaming.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _logger = logging.getLogger(__name__)
 
 
 def refuse_wrong_hash(hashes: Mapping[str, str], pieces: Iterable[bytes]) -> None:
-    """Raise ValueError where bytes have another hash. Algorithms that are not known are logged once.
+    """Raise ValueError on a hash mismatch. Unknown algorithms are logged once.
 
     Args:
-        hashes: Digests in hexadecimal by the names of their algorithms.
-        pieces: The bytes, which are not asked for where no algorithm is known.
+        hashes: Hexadecimal digests by the names of their algorithms.
+        pieces: The bytes, which are not read if no algorithm is known.
     """
     begun = {name: found for name in hashes if (found := _begun(name)) is not None}
     for piece in pieces if begun else ():
@@ -30,11 +30,11 @@ def refuse_wrong_hash(hashes: Mapping[str, str], pieces: Iterable[bytes]) -> Non
             each.update(piece)
     for name, each in begun.items():
         if each.hexdigest() != hashes[name].lower():
-            raise ValueError(f"has the {name} {each.hexdigest()}, but its index says {hashes[name]}")
+            raise ValueError(f"has the {name} {each.hexdigest()}, but its index lists {hashes[name]}")
 
 
 def _begun(name: str) -> Any:
-    """An algorithm at its beginning; None: there is none of that name."""
+    """A new hash object of an algorithm; None if the name is unknown."""
     if name in xxhash.algorithms_available:
         return getattr(xxhash, name)()
     if name in hashlib.algorithms_available and not name.startswith("shake_"):
@@ -45,4 +45,4 @@ def _begun(name: str) -> Any:
 
 @cache
 def _log_unknown(name: str) -> None:
-    _logger.warning("MDS: hashes by %r are not known to this Python and not compared", name)
+    _logger.warning("MDS: hash algorithm %r is not available in this Python; its hashes are not verified", name)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parquet files: footers, and row groups as Arrow tables. See `TableFiles`.
 
-pyarrow gets a file that has the bytes of the wanted columns and no others. It checks pages as it decodes; footers are
-parsed here, as pyarrow ends the process where one contradicts itself.
+pyarrow gets a file that contains only the bytes of the wanted columns. It checks pages as it decodes. Footers are
+parsed by our own code, since pyarrow aborts the process on contradictory ones.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 
 from energon_grain.errors import FormatError
-from energon_grain.kinds.tables.files import DAMAGED, MOST_ROWS, HeldFile, Record, TableFiles
+from energon_grain.kinds.tables.files import DAMAGED, MAX_ROWS, BufferedFile, Record, TableFiles
 from energon_grain.kinds.tables.parquet_pages import Chunk, Leaf, Reading, plan_reading
 from energon_grain.kinds.tables.parquet_thrift import number, read_struct, structs
-from energon_grain.storage.cores import over_forks
+from energon_grain.storage.cores import reset_after_fork
 from energon_grain.storage.settings import storage_settings
 
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 << 10
 _LARGEST_FOOTER_BYTES = 1 << 30
 _PARSED_BYTES = 64 << 20
-"""Footers that stay parsed, as they lie in files: parsed they take about ten times as much."""
-_parsing = over_forks(threading.Lock())
+"""Limit on footers that stay parsed, by their size in files; parsed they take about ten times as much."""
+_parsing = reset_after_fork(threading.Lock())
 
 
 class ParquetFiles(TableFiles):
@@ -49,7 +49,7 @@ class ParquetFiles(TableFiles):
             return self._footer(file).schema
 
     def _footer(self, file: int) -> _Footer:
-        """The footer of a file; those used last stay parsed."""
+        """The footer of a file. Recently used ones stay parsed."""
         with _parsing:
             found = self._parsed.get(file)
             if found is not None:
@@ -58,9 +58,9 @@ class ParquetFiles(TableFiles):
         parsed = self._parse(file, self._head(file))
         with _parsing:
             self._parsed[file] = parsed
-            held = sum(self._records[each].head_bytes for each in self._parsed)
-            while len(self._parsed) > 1 and held > _PARSED_BYTES:
-                held -= self._records[self._parsed.popitem(last=False)[0]].head_bytes
+            parsed_bytes = sum(self._records[each].head_bytes for each in self._parsed)
+            while len(self._parsed) > 1 and parsed_bytes > _PARSED_BYTES:
+                parsed_bytes -= self._records[self._parsed.popitem(last=False)[0]].head_bytes
         return parsed
 
     def _table(self, group: int, names: list[str]) -> Any:
@@ -69,21 +69,21 @@ class ParquetFiles(TableFiles):
         file, within = int(self.groups.file[group]), int(self.groups.number[group])
         footer = self._footer(file)
         _, start, size, _ = self.spans(np.array([group]), names)
-        held = HeldFile(self.paths[file], self.store, self._bytes_of(file, start, size))
+        buffered = BufferedFile(self.paths[file], self.store, self._bytes_of(file, start, size))
         chunks = [chunk for chunk in footer.chunks[within] if chunk.leaf.column in names]
-        plan = plan_reading(chunks, held, storage_settings().largest_group_bytes)
+        plan = plan_reading(chunks, buffered, storage_settings().largest_group_bytes)
         self._check_size(group, plan.sizes)
-        opened = footer.open(held, plan)
+        opened = footer.open(buffered, plan)
         if plan.rows_at_once is None:
             table = opened.read_row_group(within, columns=names, use_threads=False)
         else:
             steps = opened.iter_batches(plan.rows_at_once, [within], columns=names, use_threads=False)
             table = pyarrow.Table.from_batches(list(self._checked(group, names, steps)))
         table.validate()
-        return table.select(names)  # by the name of a column `a.b` pyarrow also takes the field `b` of a struct `a`
+        return table.select(names)  # for a column `a.b` pyarrow also returns the field `b` of a struct `a`
 
     def _checked(self, group: int, names: list[str], batches: Iterator[Any]) -> Iterator[Any]:
-        """Record batches of a row group, until they take too much. Raises FormatError."""
+        """Record batches of a row group, until they exceed the size limit. Raises FormatError."""
         sizes = dict.fromkeys(names, 0)
         for batch in batches:
             for name in names:
@@ -92,7 +92,7 @@ class ParquetFiles(TableFiles):
             yield batch
 
     def _read_heads(self, files: Sequence[int]) -> list[bytes]:
-        """The footers of files: the ends of all at once, and more of those that are longer."""
+        """The footers of files: reads the ends of all at once, and more of longer footers."""
         sizes = np.array([self._versions[file][0] for file in files], np.int64)
         for file in files:
             self.store.expect(self.paths[file], self._versions[file])  # type: ignore[arg-type]
@@ -120,52 +120,56 @@ class ParquetFiles(TableFiles):
         with self._decoding(self.paths[file]):
             names, leaves, metadata = footer.schema.names, footer.leaves, footer.metadata
             if len(set(names)) < len(names):
-                raise ValueError("two columns have one name")
+                raise ValueError("two columns have the same name")
             if sum(leaves) != metadata.num_columns:
-                raise ValueError(f"{sum(leaves)} columns by the schema, {metadata.num_columns} in the file")
+                raise ValueError(f"the schema has {sum(leaves)} columns, the file {metadata.num_columns}")
             groups = footer.groups
             rows = np.array([number(each, _ROWS) for each in groups], "<i8")
             cuts = [0, *itertools.accumulate(leaves)]
             extents = np.array([_extents(chunks, cuts) for chunks in footer.chunks], "<i8")
             extents = extents.reshape(len(rows), len(names), 3)
             if len(groups) != metadata.num_row_groups or (rows < 0).any():
-                raise ValueError(f"{len(groups)} row groups, {metadata.num_row_groups} in the file")
-            if sum(rows.tolist()) != metadata.num_rows or metadata.num_rows >= MOST_ROWS:
-                raise ValueError(f"row groups of {sum(rows.tolist())} rows, {metadata.num_rows} in the file")
+                raise ValueError(f"found {len(groups)} row groups, but the file declares {metadata.num_row_groups}")
+            if sum(rows.tolist()) != metadata.num_rows or metadata.num_rows >= MAX_ROWS:
+                raise ValueError(
+                    f"row groups have {sum(rows.tolist())} rows, but the file declares {metadata.num_rows}"
+                )
         full = rows > 0
         if not full.all():
-            # Numbers of row groups are those of the file, so an empty one keeps its place and has no rows.
+            # Row group numbers are those of the file, so an empty group keeps its number and has no rows.
             extents[~full] = 0
         return self._recorded(file, head, names, rows.tolist(), extents)
 
 
 def _footer_length(path: str, tail: bytes, size_bytes: int) -> int:
-    """Bytes of the footer of a file with this end. Raises FormatError."""
-    said = int.from_bytes(tail[-8:-4], "little")
+    """Size of the footer of a file with this end. Raises FormatError."""
+    declared = int.from_bytes(tail[-8:-4], "little")
     if tail[-4:] == b"PARE":
-        raise FormatError(f"{path}: its footer is encrypted, which is not read; write it in the clear")
-    if tail[-4:] != _MAGIC or not 0 < said <= min(size_bytes - 12, _LARGEST_FOOTER_BYTES):
+        raise FormatError(f"{path}: its footer is encrypted, which is not supported; write the file without encryption")
+    if tail[-4:] != _MAGIC or not 0 < declared <= min(size_bytes - 12, _LARGEST_FOOTER_BYTES):
         found = (
-            f"ends in {tail[-4:]!r}, not {_MAGIC!r}" if tail[-4:] != _MAGIC else f"announces a footer of {said} bytes"
+            f"ends in {tail[-4:]!r}, not {_MAGIC!r}"
+            if tail[-4:] != _MAGIC
+            else f"declares a footer of {declared} bytes"
         )
         raise FormatError(f"{path}: {found} ({size_bytes} bytes); {DAMAGED}")
-    return said
+    return declared
 
 
 class _Footer:
-    """A footer, parsed.
+    """A parsed footer.
 
     Args:
-        metadata: By pyarrow.
+        metadata: Parsed by pyarrow.
         head: Its bytes.
-        begin: Where it begins in the file.
+        begin: Its offset in the file.
     """
 
     def __init__(self, metadata: Any, head: bytes, begin: int) -> None:
         self.metadata, self._head, self._begin = metadata, head, begin
 
     def open(self, file: Any, plan: Reading | None = None) -> Any:
-        """The `pyarrow.parquet.ParquetFile` of a file with this footer. INT96 has no range in microseconds."""
+        """The `pyarrow.parquet.ParquetFile` of a file with this footer. INT96 is limited to the microsecond range."""
         import pyarrow.parquet
 
         return pyarrow.parquet.ParquetFile(
@@ -186,7 +190,7 @@ class _Footer:
 
     @cached_property
     def leaves(self) -> list[int]:
-        """How many columns of the file each column of the schema takes."""
+        """Number of file columns of each schema column."""
         return [_leaves(column.type) for column in self.schema]
 
     @cached_property
@@ -220,7 +224,7 @@ class _Footer:
 
 
 def _has_extension(kind: Any) -> bool:
-    """Whether a type is an extension type, or has one within: of these pyarrow gives no codes of a dictionary."""
+    """Whether a type is or contains an extension type: pyarrow returns no dictionary codes for these."""
     import pyarrow
 
     if isinstance(kind, pyarrow.BaseExtensionType):
@@ -229,7 +233,7 @@ def _has_extension(kind: Any) -> bool:
 
 
 def _leaves(kind: Any) -> int:
-    """Columns of a file that a column of this type takes."""
+    """Number of file columns of a schema column of this type."""
     import pyarrow
 
     if isinstance(kind, pyarrow.BaseExtensionType):
@@ -240,7 +244,7 @@ def _leaves(kind: Any) -> int:
 
 
 _ROW_GROUPS, _CHUNKS, _ROWS, _ELSEWHERE, _CHUNK = 4, 1, 3, 1, 3
-_FIELDS = 4, 5, 6, 7, 9, 11  # codec, values, bytes uncompressed and compressed, first page of data, dictionary
+_FIELDS = 4, 5, 6, 7, 9, 11  # codec, values, uncompressed and compressed bytes, first data page, dictionary
 _WANTED = {
     _ROW_GROUPS: {
         _ROWS: None,
@@ -250,31 +254,31 @@ _WANTED = {
         },
     }
 }
-"""Numbers of fields in `parquet.thrift`, of the structs FileMetaData, RowGroup, ColumnChunk and ColumnMetaData."""
+"""Field numbers from `parquet.thrift`, in the structs FileMetaData, RowGroup, ColumnChunk and ColumnMetaData."""
 
 
-def _chunks(said: Sequence[dict[int, Any]], leaves: Sequence[Leaf], *, end: int) -> list[Chunk]:
+def _chunks(entries: Sequence[dict[int, Any]], leaves: Sequence[Leaf], *, end: int) -> list[Chunk]:
     """The columns of a row group.
 
     Args:
-        said: What a footer says of them.
-        leaves: Those of the schema.
-        end: Where the footer begins.
+        said: Their entries in the footer.
+        leaves: The columns of the schema.
+        end: Offset of the footer.
 
-    Raises ValueError: they are not in the file.
+    Raises ValueError if they are not in the file.
     """
-    if len(said) != len(leaves):
-        raise ValueError(f"a row group has {len(said)} columns, but the schema {len(leaves)}")
+    if len(entries) != len(leaves):
+        raise ValueError(f"a row group has {len(entries)} columns, but the schema has {len(leaves)}")
     chunks: list[Chunk] = []
-    for leaf, own in zip(leaves, said, strict=True):
+    for leaf, own in zip(leaves, entries, strict=True):
         if own.get(_ELSEWHERE):
-            raise ValueError("its columns lie in other files, which is not read")
+            raise ValueError("its columns are in other files, which is not supported")
         own = own.get(_CHUNK)
         if not isinstance(own, dict):
-            raise ValueError("its footer says nothing of a column")
+            raise ValueError("its footer lacks the entry of a column")
         codec, values, unpacked, packed, pages, dictionary = (number(own, field) for field in _FIELDS)
         begin = min(pages, dictionary) if dictionary else pages
-        if not (0 <= begin <= begin + packed <= end and 0 <= unpacked < MOST_ROWS):
+        if not (0 <= begin <= begin + packed <= end and 0 <= unpacked < MAX_ROWS):
             raise ValueError(f"a column at bytes {begin} to {begin + packed}, but the footer begins @ {end}")
         chunks.append(
             Chunk(leaf=leaf, start=begin, stop=begin + packed, unpacked_bytes=unpacked, values=values, codec=codec)
@@ -283,10 +287,10 @@ def _chunks(said: Sequence[dict[int, Any]], leaves: Sequence[Leaf], *, end: int)
 
 
 def _extents(chunks: Sequence[Chunk], cuts: Sequence[int]) -> list[tuple[int, int, int]]:
-    """First byte, one past the last, and bytes uncompressed, of each column of the schema in a row group.
+    """First byte, one past the last, and uncompressed bytes, of each schema column in a row group.
 
     Args:
-        cuts: Which columns of the file each one takes: those from one of these numbers to the next.
+        cuts: Boundaries of the file columns of each schema column.
     """
     columns = [chunks[begin:stop] for begin, stop in itertools.pairwise(cuts)]
     return [

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a row group of a Parquet file takes, from the heads of its pages, before any of them is decoded.
+"""Estimates the memory of a row group of a Parquet file from its page headers, before any page is decoded.
 
-A footer may say anything, and a page of some bytes may decode to gigabytes in three ways: compression, a dictionary
-with one long value that all rows have, and values that repeat the beginning of the one before (`DELTA_BYTE_ARRAY`).
-The first is known from the heads of pages. A dictionary stays one: the rows that are wanted look their values up in
-it. The third is decoded some rows at a time.
+A footer is untrusted, and a page of a few bytes can decode to gigabytes in three ways: compression, a dictionary with
+one long value that all rows have, and values that repeat the beginning of the previous one (`DELTA_BYTE_ARRAY`). The
+first is known from the page headers. A dictionary is kept as such: the requested rows look up their values in it. The
+third is decoded a few rows at a time.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _HEADS = {
     _DICTIONARY: {_COUNT: None},
     _V2: {_COUNT: None, 4: None},
 }
-"""Numbers of fields in `parquet.thrift`, of the struct PageHeader and those in it."""
+"""Field numbers from `parquet.thrift`, of the struct PageHeader and its nested structs."""
 _ENCODINGS = {0: (_V1, 2), 3: (_V2, 4)}
-"""By the type of a page of data, the fields with its own head and, in that, with its encoding."""
+"""By data page type: the field of its own header and, in that, the field of its encoding."""
 _DICTIONARY_PAGE = 2
 _BY_CODES, _BY_BEGINNINGS = (2, 8), 7
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8, "BYTE_ARRAY": 4}
-"""Bytes of a value; of those of any length, of its place."""
+"""Bytes of a value; for variable length, of its offset."""
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 _SMALL_BYTES = 64 << 20
-"""What a row group may take by dictionaries and by shared beginnings, at most, to be decoded in the usual way."""
+"""Maximum size from dictionaries and shared beginnings for which a row group is decoded in the usual way."""
 _SCANNED_BYTES = 4 << 20
-"""A dictionary in which the longest value is looked for. Writers stop at a mebibyte, by default."""
+"""Maximum size of a dictionary that is searched for its longest value. Writers stop at 1 MiB by default."""
 _STEP_BYTES = 256 << 20
-"""What the rows may take that are decoded at a time, where values share beginnings."""
+"""Maximum size of the rows decoded at a time if values share beginnings."""
 
 
 class _File(Protocol):
@@ -50,14 +50,14 @@ class _File(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leaf:
-    """One column of the file, as the schema says.
+    """One column of the file, from the schema.
 
     Attributes:
-        column: The column of the schema that it belongs to, in whole or in part.
+        column: The schema column that it belongs to, completely or in part.
         path: Its own name.
-        physical: Its physical type, as `BYTE_ARRAY`.
+        physical: Its physical type, such as `BYTE_ARRAY`.
         width: Bytes of a value of `FIXED_LEN_BYTE_ARRAY`.
-        has_codes: Whether pyarrow gives codes and a dictionary instead of values.
+        has_codes: Whether pyarrow can return codes and a dictionary instead of values.
     """
 
     column: str
@@ -69,13 +69,13 @@ class Leaf:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """Such a column in one row group, as the footer says.
+    """Such a column in one row group, from the footer.
 
     Attributes:
         start: First byte in the file.
         stop: One past the last.
-        unpacked_bytes: Of its pages.
-        values: How many.
+        unpacked_bytes: Uncompressed size of its pages.
+        values: Number of values.
         codec: Number of the compression in `parquet.thrift`.
     """
 
@@ -92,9 +92,9 @@ class Reading:
     """How to decode a row group.
 
     Attributes:
-        sizes: Bytes that each column of the schema takes, at most, where `rows_at_once` does not say otherwise.
-        coded: Paths of columns of the file to read as codes and a dictionary.
-        rows_at_once: How many rows to decode at a time and then look at what they take; None: all.
+        sizes: Maximum bytes of each schema column, unless limited by `rows_at_once`.
+        coded: Paths of file columns to read as codes and a dictionary.
+        rows_at_once: Number of rows to decode before checking their size; None: all.
     """
 
     sizes: dict[str, int]
@@ -104,17 +104,17 @@ class Reading:
 
 @dataclass(kw_only=True, slots=True)
 class _Pages:
-    """What the heads of the pages of a chunk say.
+    """Totals from the headers of the pages of a chunk.
 
     Attributes:
-        values: Of all pages.
-        unpacked_bytes: Of all pages.
-        largest_bytes: Of these, those of the largest page: it is in memory beside what it decodes to.
-        dictionary_bytes: Of the page with the dictionary.
-        dictionary: That page as it is in the file.
+        values: Values of all pages.
+        unpacked_bytes: Uncompressed size of all pages.
+        largest_bytes: Uncompressed size of the largest page: it is in memory beside its decoded values.
+        dictionary_bytes: Uncompressed size of the dictionary page.
+        dictionary: The dictionary page as stored in the file.
         coded: Values that are codes of the dictionary.
-        shared_bytes: What values may take that share beginnings, at most.
-        largest_shared_bytes: What one of these may take.
+        shared_bytes: Maximum size of values that share beginnings.
+        largest_shared_bytes: Maximum size of one of these.
     """
 
     values: int = 0
@@ -128,7 +128,7 @@ class _Pages:
 
 
 def plan_reading(chunks: Sequence[Chunk], file: _File, most_bytes: int) -> Reading:
-    """How to decode columns of a row group, that may take `most_bytes`. Raises ValueError: a head is damaged."""
+    """Plan the decoding of columns of a row group within `most_bytes`. Raises ValueError on a damaged page header."""
     texts = sum(chunk.leaf.physical == "BYTE_ARRAY" for chunk in chunks)
     small = min(_SMALL_BYTES, most_bytes // 16) // max(1, texts)
     sizes: dict[str, int] = {}
@@ -158,28 +158,28 @@ def plan_reading(chunks: Sequence[Chunk], file: _File, most_bytes: int) -> Readi
 
 
 def _more_bytes(chunk: Chunk, pages: _Pages, small: int) -> int:
-    """What values may take beyond the bytes of the pages, at most, where they are not left in the dictionary."""
+    """Maximum size of values beyond the bytes of the pages, if they are not left in the dictionary."""
     by_codes = pages.coded * max(0, pages.dictionary_bytes - 4)
     if small < by_codes and pages.dictionary_bytes <= _SCANNED_BYTES:
-        # Codes cost time where values are taken, and where pages have values instead, so look closer.
+        # Codes cost time when values are taken and where pages have plain values, so compute a tighter bound.
         by_codes = pages.coded * _longest(pages, chunk.codec)
     return by_codes + pages.shared_bytes
 
 
 def _pages(data: memoryview, chunk: Chunk) -> _Pages:
-    """The heads of the pages of a chunk, as far as pyarrow reads them. Raises ValueError."""
+    """The headers of the pages of a chunk, as far as pyarrow reads them. Raises ValueError."""
     found = _Pages()
     at = 0
     while at < len(data) and found.values < chunk.values:
         try:
             head, at = read_struct(data, _HEADS, at)
         except IndexError:
-            break  # files of old writers say some bytes too few; pyarrow finds no page here, or what is left of one
+            break  # old writers declare a few bytes too few; pyarrow finds no page or a partial one here
         except ValueError as error:
-            raise ValueError(f"a page of it @ {chunk.start + at} has a damaged head: {error}") from error
+            raise ValueError(f"its page @ {chunk.start + at} has a damaged header: {error}") from error
         unpacked, packed = number(head, _UNPACKED), number(head, _PACKED)
         if unpacked < 0 or packed < 0:
-            raise ValueError(f"a page of it @ {chunk.start + at} has {packed} bytes, and {unpacked} uncompressed")
+            raise ValueError(f"its page @ {chunk.start + at} declares {packed} bytes, {unpacked} uncompressed")
         found.unpacked_bytes += unpacked
         found.largest_bytes = max(found.largest_bytes, unpacked)
         _add(found, head, unpacked, data[at : at + packed])
@@ -194,20 +194,20 @@ def _add(found: _Pages, head: dict[int, Any], unpacked: int, data: memoryview) -
     if kind not in _ENCODINGS:
         return
     own, encoding = _ENCODINGS[kind]
-    said = head.get(own)
-    if not isinstance(said, dict):
-        raise ValueError("a page of it has no head of its kind")
-    count = number(said, _COUNT)
+    header = head.get(own)
+    if not isinstance(header, dict):
+        raise ValueError("one of its pages lacks the header of its type")
+    count = number(header, _COUNT)
     found.values += count
-    if said.get(encoding) in _BY_CODES:
+    if header.get(encoding) in _BY_CODES:
         found.coded += count
-    elif said.get(encoding) == _BY_BEGINNINGS:
+    elif header.get(encoding) == _BY_BEGINNINGS:
         found.shared_bytes += count * unpacked
         found.largest_shared_bytes = max(found.largest_shared_bytes, unpacked)
 
 
 def _longest(pages: _Pages, codec: int) -> int:
-    """Bytes of the longest value in a dictionary; of the whole, where it does not unpack here."""
+    """Bytes of the longest value in a dictionary; the size of the dictionary if it cannot be decompressed here."""
     import pyarrow
 
     try:

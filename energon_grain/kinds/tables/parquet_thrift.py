@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structs in Thrift's compact protocol (see its compact-protocol.md): footers and heads of pages of Parquet files.
+"""Structs in Thrift's compact protocol (see its compact-protocol.md): footers and page headers of Parquet files.
 
-pyarrow reports the same of a footer, but it ends the process if the footer contradicts itself.
+pyarrow could parse footers too, but it aborts the process on contradictory ones.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 Wanted = Mapping[int, Any]
-"""Numbers of the fields that are wanted of a struct; for a field that is a struct, those wanted of it."""
+"""Numbers of the requested fields of a struct; for a field that is a struct, its requested fields."""
 _DEEPEST = 32
 Buffer = bytes | memoryview
 
 
 def read_struct(data: Buffer, wanted: Wanted, at: int = 0) -> tuple[dict[int, Any], int]:
-    """The wanted fields of the struct that begins at byte `at`, and where it ends.
+    """The wanted fields of the struct at byte `at`, and its end.
 
-    Raises ValueError: there is none. Raises IndexError: it does not end within the data.
+    Raises ValueError if it is invalid, and IndexError if it does not end within the data.
     """
     return _struct(data, at, wanted, 0)
 
@@ -72,7 +72,7 @@ def _value(data: Buffer, at: int, kind: int, wanted: Wanted, depth: int) -> tupl
         if count == 15:
             count, at = _varint(data, at)
         values: list[Any] = []
-        for _ in range(count):  # truth values take a byte each here
+        for _ in range(count):  # booleans take one byte each here
             value, at = _value(data, at, 3 if of < 3 else of, wanted, depth + 1)
             if wanted:
                 values.append(value)
@@ -86,16 +86,16 @@ def _value(data: Buffer, at: int, kind: int, wanted: Wanted, depth: int) -> tupl
 
 
 def number(struct: Mapping[int, Any], field: int) -> int:
-    """A field that is a number; 0 where it is missing. Raises ValueError."""
+    """A number field; 0 if it is missing. Raises ValueError."""
     value = struct.get(field, 0)
     if type(value) is not int:
-        raise ValueError(f"its footer has something else than a number in field {field}")
+        raise ValueError(f"its footer has no number in field {field}")
     return value
 
 
 def structs(struct: Mapping[int, Any], field: int) -> list[dict[int, Any]]:
-    """A field that is a list of structs; none where it is missing. Raises ValueError."""
+    """A field with a list of structs; empty if it is missing. Raises ValueError."""
     value = struct.get(field, [])
     if not isinstance(value, list) or any(type(each) is not dict for each in value):
-        raise ValueError(f"its footer has something else than a list in field {field}")
+        raise ValueError(f"its footer has no list in field {field}")
     return value

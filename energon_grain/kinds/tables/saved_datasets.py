@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that `save_to_disk` of Hugging Face's `datasets` wrote: which Arrow files in them are the dataset.
+"""Folders written by `save_to_disk` of Hugging Face's `datasets`: selects the Arrow files of the dataset.
 
-A dataset's `state.json` names its files, in order; others are left from before, or are caches. A `DatasetDict` has
-`dataset_dict.json`, and a folder for each of its splits.
+A dataset's `state.json` lists its files, in order; other files are outdated, or caches. A `DatasetDict` has a
+`dataset_dict.json`, and a folder for each split.
 """
 
 from __future__ import annotations
@@ -37,31 +37,33 @@ _STATE, _SPLITS = Form(_State), Form(_Splits)
 
 
 def refuse_splits(folder: str) -> None:
-    """Raise ConfigError where a folder has the splits of a `DatasetDict`, each of which is a dataset."""
+    """Raise ConfigError for a folder with the splits of a `DatasetDict`, each of which is a dataset."""
     if not read_beginning(path := join(folder, _SPLITS_JSON), 1):
         return
     try:
         found = _SPLITS.from_json(read_whole(path)).splits
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: {error}; it names the splits of a `DatasetDict`, and is damaged") from error
+        raise FormatError(
+            f"{path}: {error}; this list of the splits of a `DatasetDict` is damaged; save it again"
+        ) from error
     ways = " or ".join(join(folder, split) for split in found or ["train"])
     raise ConfigError(
-        f"{folder}: holds the splits of a `DatasetDict` of Hugging Face, each in a folder of its name; give one, as "
+        f"{folder}: contains the splits of a Hugging Face `DatasetDict`, each in its own folder; pass one of them: "
         f"{ways}"
     )
 
 
 def files_of_saved(root: str, names: Sequence[str], states: Iterable[str], exists: Callable[[str], bool]) -> list[str]:
-    """Names of files below a folder, where those in folders that `save_to_disk` wrote are what these say.
+    """Names of the files below a folder; for folders written by `save_to_disk`, only the files listed there.
 
     Args:
-        names: All that are there, sorted.
-        states: Which `state.json` are there.
-        exists: Whether there is a file of a name.
+        names: All existing files, sorted.
+        states: The existing `state.json` files.
+        exists: Whether a file exists.
 
     Raises:
-        FormatError: A `state.json` is damaged, or names files outside of its folder.
-        DatasetNotFoundError: A file that is named is missing.
+        FormatError: A `state.json` is damaged, or lists files outside its folder.
+        DatasetNotFoundError: A listed file is missing.
     """
     saved: dict[str, list[str]] = {}
     for state in sorted(states, key=lambda name: (name.count("/"), name)):
@@ -72,8 +74,8 @@ def files_of_saved(root: str, names: Sequence[str], states: Iterable[str], exist
         for name in named:
             if not exists(name):
                 raise DatasetNotFoundError(
-                    f"{join(root, name)}: there is no such file, which {join(root, folder + STATE_JSON)} names; put it "
-                    "back, or save the dataset again"
+                    f"{join(root, name)}: no such file, but {join(root, folder + STATE_JSON)} lists it; restore the "
+                    "file, or save the dataset again"
                 )
     others = [(name, 0, name) for name in names if not name.startswith(tuple(saved))]
     named = [(min(each), number, name) for each in saved.values() for number, name in enumerate(each)]
@@ -81,13 +83,13 @@ def files_of_saved(root: str, names: Sequence[str], states: Iterable[str], exist
 
 
 def _named(root: str, state: str) -> list[str] | None:
-    """What a `state.json` names; None: it is of something else."""
+    """The files that a `state.json` lists; None if it belongs to another format."""
     path = join(root, state)
     try:
         files = _STATE.from_json(read_whole(path)).files
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FormatError(
-            f"{path}: {error}; it names the files of a dataset that `save_to_disk` wrote, and is damaged; save that "
-            "again, or name the files by a pattern"
+            f"{path}: {error}; the list of files of a dataset written by `save_to_disk` is damaged; save the dataset "
+            "again, or select its files by a pattern"
         ) from error
     return None if files is None else [each.filename for each in files]

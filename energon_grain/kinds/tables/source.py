@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random access to the rows of files of tables (Parquet, Arrow, MDS): a crude sample each.
+"""Random access to the rows of files of tables (Parquet, Arrow, MDS), each a crude sample.
 
-A row group is the least that can be decoded, so it is decoded whole, but for the columns that nobody wants, and stays
-decoded while others may ask for its rows: up to `memory_bytes()` in memory, and what does not fit goes to files that
-are mapped (uncompressed, in the cache folder, without names, so that they vanish with the process). So a shuffle should
-read row group by row group, and these are its blocks: see `block_starts`.
+A row group is the smallest unit that can be decoded. The wanted columns are decoded at once and cached for further
+rows: up to `memory_bytes()` in memory, and beyond that in memory-mapped files (uncompressed, in the cache folder,
+unlinked so that they disappear with the process). Therefore a shuffle should read one row group after another: row
+groups are its blocks, see `block_starts`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DuplicateKeyError, FormatError, KeyNotFoundError
 from energon_grain.formats.columns import KeptColumns, Measured
-from energon_grain.kinds.tables.arrow_columns import Take, column_kinds, nothing, plain_numbers, values_there, with_nan
+from energon_grain.kinds.tables.arrow_columns import Take, column_kinds, nothing, plain_numbers, validity_of, with_nan
 from energon_grain.kinds.tables.files import TableFiles, is_memory_short, named_error
 from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
@@ -48,20 +48,20 @@ _UNREADABLE = (ValueError, LookupError, MemoryError, NotImplementedError, Overfl
 _SIZES = "bytes"
 _GROUPS_DIGESTED, _KEYS_DIGESTED = 8, 1000
 _KEYS_AT_ONCE = 8192
-_MOST_MEMORY_BYTES = 4 << 30
+_MAX_MEMORY_BYTES = 4 << 30
 _MEMORY_SHARE = 4
 _DISK_SHARE = 4
 _MAPPED_BYTES = 64 << 10
-"""What a group that is mapped counts for, so that not any number of them is kept."""
+"""Nominal size of a mapped group, which limits the number of such groups."""
 
 
 @cache
 def memory_bytes() -> int:
-    """How much is kept decoded in memory, of all sources of a process: a quarter of the machine's, at most 4 GiB."""
+    """Limit on decoded data in memory for all sources of a process: a quarter of the machine's, at most 4 GiB."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(_MOST_MEMORY_BYTES, total // _MEMORY_SHARE)
+    return min(_MAX_MEMORY_BYTES, total // _MEMORY_SHARE)
 
 
 @dataclass(slots=True, eq=False)
@@ -69,10 +69,10 @@ class _Group:
     """A decoded row group.
 
     Attributes:
-        table: Its columns, a `pyarrow.Table`; None: it has none of those wanted.
-        size_bytes: Of it, in memory of its own.
-        is_mapped: Whether it lies in a file as it is, and so takes next to none.
-        takes: What gives the values of columns, those that were asked for.
+        table: Its columns, a `pyarrow.Table`; None: it has none of the wanted ones.
+        size_bytes: Memory that it occupies.
+        is_mapped: Whether it is a memory-mapped file, which occupies almost none.
+        takes: Functions that return the values of the columns used.
     """
 
     table: Any
@@ -81,8 +81,8 @@ class _Group:
     takes: dict[str, Take] = field(default_factory=dict[str, Take])
 
 
-class _Kept:
-    """The row groups in memory, or those on disk, the ones used longest ago first."""
+class _GroupCache:
+    """The row groups in memory, or those on disk, least recently used first."""
 
     def __init__(self) -> None:
         self.groups: OrderedDict[tuple[object, int], _Group] = OrderedDict()
@@ -94,8 +94,8 @@ class _Kept:
         return self.groups.get(key)
 
     def put(self, key: tuple[object, int], group: _Group, limit_bytes: int) -> list[tuple[tuple[object, int], _Group]]:
-        """Keep a row group; give those that have to leave for it."""
-        before = self.groups.pop(key, None)  # decoded again while it was moved here
+        """Add a row group; return the evicted ones."""
+        before = self.groups.pop(key, None)  # decoded again during the move
         self.groups[key] = group
         self.size_bytes += group.size_bytes - (before.size_bytes if before is not None else 0)
         leaving: list[tuple[tuple[object, int], _Group]] = []
@@ -110,13 +110,13 @@ class _Kept:
 
 
 class DecodedGroups:
-    """Row groups that stay decoded, those used last: in memory, and behind that in mapped files. Thread-safe.
+    """A cache of the row groups decoded last: in memory, then in mapped files. Thread-safe.
 
     Args:
-        limit_bytes: In memory; one row group at least.
+        limit_bytes: Limit in memory; at least one row group.
 
     Attributes:
-        decoded: How many were, ever.
+        decoded: Total number of decoded row groups.
     """
 
     def __init__(self, limit_bytes: int, folder: str) -> None:
@@ -125,35 +125,35 @@ class DecodedGroups:
         self.renew()
 
     def renew(self) -> None:
-        """Keep nothing: in a forked child nobody is left to bring what another thread was decoding."""
+        """Clear the cache: in a forked child, the threads that were decoding do not exist."""
         self._lock = threading.Lock()
-        self._memory, self._disk = _Kept(), _Kept()
-        self._coming: dict[tuple[object, int], Future[_Group]] = {}
+        self._memory, self._disk = _GroupCache(), _GroupCache()
+        self._pending: dict[tuple[object, int], Future[_Group]] = {}
 
     def __contains__(self, key: tuple[object, int]) -> bool:
         return key in self._memory.groups or key in self._disk.groups
 
     def get(self, key: tuple[object, int], decode: Callable[[], Any], *, is_mapped: bool = False) -> _Group:
-        """The row group of this name; of several threads that ask for it one decodes it. Raises as `decode`."""
+        """The row group with this key. Of several threads one decodes it. Raises as `decode`."""
         with self._lock:
             found = self._memory.get(key) or self._disk.get(key)
             if found is not None:
                 return found
             mine = Future[_Group]()
-            coming = self._coming.setdefault(key, mine)
-        if coming is not mine:
-            return coming.result()
+            pending = self._pending.setdefault(key, mine)
+        if pending is not mine:
+            return pending.result()
         try:
             table = decode()
             found = _Group(table, _MAPPED_BYTES if is_mapped else 0 if table is None else table.nbytes, is_mapped)
         except BaseException as error:
             with self._lock:
-                self._coming.pop(key, None)
+                self._pending.pop(key, None)
             mine.set_exception(error)
             raise
         with self._lock:
             self.decoded += 1
-            self._coming.pop(key, None)
+            self._pending.pop(key, None)
             leaving = self._memory.put(key, found, self.limit_bytes)
         mine.set_result(found)
         for other, group in leaving:
@@ -167,12 +167,12 @@ class DecodedGroups:
             return shutil.disk_usage(self._folder).free // _DISK_SHARE
         return 0
 
-    def room_bytes(self) -> int:
-        """How much is kept, in memory and on disk."""
+    def capacity_bytes(self) -> int:
+        """Capacity in memory and on disk."""
         return self.limit_bytes + self._disk_bytes
 
     def _move_to_disk(self, key: tuple[object, int], group: _Group) -> None:
-        """Keep a row group in a file; where that cannot be written it is decoded again when it is asked for."""
+        """Store a row group in a file. If that fails it is decoded again when it is needed."""
         import pyarrow
 
         if group.table is None or group.is_mapped or group.size_bytes > self._disk_bytes:
@@ -191,7 +191,7 @@ class DecodedGroups:
                 self._disk.put(key, _Group(table, group.size_bytes), self._disk_bytes)
 
     def forget(self, owner: object) -> None:
-        """Let go of what has a name that begins with `owner`."""
+        """Remove all groups whose key begins with `owner`."""
         with self._lock:
             self._memory.forget(owner)
             self._disk.forget(owner)
@@ -199,7 +199,7 @@ class DecodedGroups:
 
 @cache
 def decoded_groups() -> DecodedGroups:
-    """What all sources of this process keep together."""
+    """The cache that all sources of this process share."""
     return DecodedGroups(memory_bytes(), os.path.join(os.path.dirname(storage_settings().cache_folder), "decoded"))
 
 
@@ -207,18 +207,18 @@ os.register_at_fork(after_in_child=lambda: decoded_groups().renew() if decoded_g
 
 
 class TableRows(Rows):
-    """The rows of files of tables, in the order of the files' names and of the rows in each.
+    """The rows of files of tables, in the order of the file names and of the rows in each.
 
     The key of a row is the name of its file without the ending, a slash, and the row's number in the file, from 0; or
-    what stands in a column `__key__`. Opening reads footers, and those once (see `TableFiles`); a read decodes the
-    row groups that it touches, unless they still are decoded. Thread-safe and picklable.
+    the value of a column `__key__`. Opening reads each footer once (see `TableFiles`). A read decodes the row groups
+    that it touches, unless they are cached. Thread-safe and picklable.
 
     Args:
-        parts: Which columns to read, names or a predicate.
+        parts: Columns to read, names or a predicate.
 
     Raises:
-        ConfigError: No column is to be read, or one has a name that is taken.
-        FormatError: A schema is not understood.
+        ConfigError: No column is selected, or one has a reserved name.
+        FormatError: A schema is not supported.
     """
 
     _slices_columns = True
@@ -235,10 +235,10 @@ class TableRows(Rows):
             and (accepts(parts, name) or (kind.many and any(entry.startswith(f"{name}.") for entry in entries)))
         ]
         if not self._wanted:
-            raise ConfigError(f"{self.path}: part_filter lets none of its columns pass: {', '.join(self._kinds)}")
+            raise ConfigError(f"{self.path}: part_filter excludes all columns; select some of {', '.join(self._kinds)}")
         self._refuse_taken()
         numeric = (name for name, kind in self._kinds.items() if kind.is_numeric)
-        self.own_columns = tuple(dict.fromkeys((_SIZES, *numeric)))  # `bytes` is as `sizes`, unless it is in the files
+        self.own_columns = tuple(dict.fromkeys((_SIZES, *numeric)))  # `bytes` equals `sizes`, unless the files have it
         self._key = KEY_COLUMN if KEY_COLUMN in self._kinds else None
         self._read = (*self._wanted, *([self._key] if self._key else []))
         groups = self.files.groups
@@ -252,19 +252,19 @@ class TableRows(Rows):
         self._file_first = self._first[begins]
         ends = self._first[np.searchsorted(groups.file, np.arange(len(files.names)), side="right")]
         self._counts = dict(zip(files.names, (ends - self._file_first).tolist(), strict=True))
-        self._owner = object()  # whose row groups are whose
+        self._owner = object()  # identifies its row groups in the cache
         self._reading_column = threading.Lock()
 
     def _refuse_taken(self) -> None:
-        """Raise ConfigError where a part would stand in place of another, or of what a sample says of itself."""
+        """Raise ConfigError if a part would replace another, or a metadata field of samples."""
         for name in self._wanted:
             listed, dot, entry = name.rpartition(".")
             others = listed if dot and listed in self.lists and entry.isdecimal() else None
             if name in BASE_FIELDS or name == "__shard__" or others:
-                by = f"an entry of the list {others!r}" if others else "what every sample says of itself"
+                by = f"an entry of the list {others!r}" if others else "a metadata field of samples"
                 raise ConfigError(
-                    f"{self.path}: the column {name!r} has the name of {by}; leave it out by a part_filter, or write "
-                    "the files with another name"
+                    f"{self.path}: the column {name!r} has the name of {by}; exclude it by a part_filter, or write the "
+                    "files with another name"
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -283,12 +283,12 @@ class TableRows(Rows):
 
     @property
     def part_names(self) -> tuple[str, ...]:
-        """Names of the columns that are read; of lists of files, one stands for all entries."""
+        """Names of the columns that are read. A list of files has one name for all entries."""
         return tuple(self._wanted)
 
     @property
     def all_part_names(self) -> tuple[str, ...]:
-        """Names of all columns, read or not."""
+        """Names of all columns, including those not read."""
         return tuple(name for name in self._kinds if name != KEY_COLUMN)
 
     @property
@@ -298,7 +298,7 @@ class TableRows(Rows):
 
     @property
     def endings(self) -> dict[str, str]:
-        """Which ends of names decode columns that are not decoded by their own."""
+        """Columns that are decoded by another ending than their own, with that ending."""
         return {name: kind.ending for name, kind in self._kinds.items() if kind.ending}
 
     def _groups_of(self, numbers: Int64Array) -> Int64Array:
@@ -309,14 +309,14 @@ class TableRows(Rows):
 
     @property
     def blocks(self) -> Blocks:
-        """Row groups; in an object store as many neighbors together as have 4 MiB."""
+        """Row groups; in an object store merged to at least 4 MiB."""
         at_least = remote_run(int(self._group_bytes.sum()), len(self.files)) if self.remote_files else None
         return Blocks(
             first=self._first, at_least=at_least, are_read_whole=not self.files.is_mapped, warn=self._warn_of_order
         )
 
     def _warn_of_order(self, first: int, last: int, blocks_at_once: int | None) -> str | None:
-        """What to warn of where an order has this number of blocks in use at a time (None: all); None: it is cheap."""
+        """A warning for an order with this number of blocks in use at a time (None: all); None if it is cheap."""
         if self.files.is_mapped:
             return None
         touched = self._groups_of(np.array([first, last]))
@@ -326,17 +326,17 @@ class TableRows(Rows):
         kept = decoded_groups()
         if in_use <= kept.limit_bytes:
             return None
-        beyond = in_use - kept.room_bytes()
+        beyond = in_use - kept.capacity_bytes()
         outcome = (
-            f"what passes {_gigabytes(kept.limit_bytes)} goes to a cache on disk"
+            f"data above {_gigabytes(kept.limit_bytes)} go to a cache on disk"
             if beyond <= 0
-            else f"memory and disk have room for {_gigabytes(kept.room_bytes())}, so that most rows decode a whole "
+            else f"memory and disk have space for {_gigabytes(kept.capacity_bytes())}, so most rows decode a whole "
             f"{self.files.group_word}"
         )
         return (
             f"{self.path}: this order has {counted(count, self.files.group_word)} of {_megabytes(float(sizes.mean()))} "
-            f"in use at a time, {_gigabytes(in_use)} decoded (on one host; several share it); {outcome}. A few MB each "
-            f"are best: write the files anew so ({self.files.group_option}), or take fewer `lanes`"
+            f"in use at a time, {_gigabytes(in_use)} decoded (on one host; several hosts share this); {outcome}. "
+            f"Groups of a few MB are best: write the files again ({self.files.group_option}), or use fewer `lanes`"
         )
 
     # Reading.
@@ -346,17 +346,17 @@ class TableRows(Rows):
         return (self.files.store,) if isinstance(self.files.store, RemoteFiles) else ()
 
     def extents(self, numbers: Int64Array) -> list[RemoteExtents]:
-        """Of each row group what is wanted of it, for the first row that needs it."""
+        """The wanted columns of each row group, owned by the first row that needs them."""
         groups, first = np.unique(self._groups_of(numbers), return_index=True)
         file, start, size, owner = self.files.spans(groups, self._read)
         return [remote_extents(each, self.files.paths, file, start, size, first[owner]) for each in self.remote_files]
 
     def read_rows(self, numbers: Int64Array) -> RawBatch:
-        """Read rows in the order asked for. See `Rows.read_rows`.
+        """Read rows in the order requested. See `Rows.read_rows`.
 
         Raises:
             FormatError: A row group is damaged.
-            StaleIndexError: A file was changed since it was opened.
+            StaleIndexError: A file changed after it was opened.
         """
         group = self._groups_of(numbers)
         files = self.files.groups.file[group].tolist()
@@ -365,7 +365,7 @@ class TableRows(Rows):
         order = np.argsort(group, kind="stable")
         cuts = np.flatnonzero(np.diff(group[order], prepend=-1)).tolist()
         runs = [order[begin:end] for begin, end in itertools.pairwise([*cuts, len(order)])]
-        # What is decoded comes first: what comes then takes the place of what was used before, and not of that.
+        # Cached groups come first: groups decoded later then evict others, not those that this read needs.
         for at in sorted(runs, key=lambda run: (self._owner, int(group[run[0]])) not in decoded_groups()):
             places, number = at.tolist(), int(group[at[0]])
             decoded = self._decoded(number)
@@ -378,7 +378,7 @@ class TableRows(Rows):
         return RawBatch(indices=numbers, keys=keys, shards=shards, columns=self._in_order(columns))
 
     def _in_order(self, columns: dict[str, list[PartValue | None]]) -> dict[str, list[PartValue | None]]:
-        """The same in the order of the columns and, in lists of files, of the entries, whatever was read first."""
+        """Sort columns by their order in the files, and entries of lists by number, independent of the read order."""
         if not any(self._kinds[name].many for name in self._wanted):
             return columns
         places = {name: (place, 0) for place, name in enumerate(self._wanted)}
@@ -426,7 +426,7 @@ class TableRows(Rows):
 
     @contextmanager
     def _converting(self, name: str, number: int) -> Generator[None]:
-        """Errors of pyarrow and NumPy name the file, the row group and the column."""
+        """Adds the file, the row group and the column to errors of pyarrow and NumPy."""
         try:
             yield
         except _UNREADABLE as error:
@@ -437,7 +437,7 @@ class TableRows(Rows):
             raise FormatError(f"{where}: {error}") from error
 
     def keys(self, numbers: Int64Array) -> list[str]:
-        """The key of each row. Raises as `read_rows`, which it does where a column says them."""
+        """The key of each row. Raises as `read_rows`, which it calls if keys are in a column."""
         if self._key is not None:
             return self.read_rows(numbers).keys
         return self._usual_keys(numbers, self.files.groups.file[self._groups_of(numbers)].tolist())
@@ -449,15 +449,15 @@ class TableRows(Rows):
     def _take_keys(self, number: int, decoded: _Group, within: list[int], places: list[int], keys: list[str]) -> None:
         values = self._values(self._key or "", number, decoded, within)
         for at, (place, value) in enumerate(zip(places, values, strict=True)):
-            if value is not None:  # else it keeps its usual one
+            if value is not None:  # a null keeps the default key
                 keys[place] = self._key_of(value, self._key or "", number, within[at])
 
     def key_blocks(self, column: str | None = None) -> Iterator[list[str]]:
-        """The keys of all rows, some at a time; those of a column, where one is named. Raises as `read` too.
+        """The keys of all rows, in blocks; from a column, if one is named. Also raises as `read`.
 
         Raises:
             KeyNotFoundError: There is no such column.
-            FormatError: A row has nothing in it.
+            FormatError: A row has no key in the column.
         """
         name = self._key_column(column)
         groups = np.flatnonzero(np.diff(self._first))
@@ -474,7 +474,10 @@ class TableRows(Rows):
                     found = self._values(name, number, group, within)
                     if column is not None and None in found:
                         row = int(rows[found.index(None)] - self._file_first[file])
-                        raise FormatError(f"{self.files.paths[file]}: row {row}: has no key in column {column!r}")
+                        raise FormatError(
+                            f"{self.files.paths[file]}: row {row}: has no key in column {column!r}; add one, or "
+                            "name another column"
+                        )
                     keys = [
                         key if value is None else self._key_of(value, name, number, row)
                         for key, value, row in zip(keys, found, within, strict=True)
@@ -482,9 +485,9 @@ class TableRows(Rows):
                 yield keys
 
     def keys_id(self, column: str | None = None) -> str:
-        """Digest of keys that lie in the data: of some rows of some groups; empty where names of files say them.
+        """Digest of keys stored in the data, from some rows of some groups; empty if file names determine them.
 
-        Heads are the same where rows of equal length come in another order. Raises as `key_blocks`.
+        Heads do not change if rows of equal length are reordered. Raises as `key_blocks`.
         """
         name = self._key_column(column)
         if name is None:
@@ -500,27 +503,27 @@ class TableRows(Rows):
         return digest.hexdigest()
 
     def _key_of(self, value: Any, name: str, number: int, row: int) -> str:
-        """The key that a value of a column is, in a row of a row group. Raises FormatError where it is no UTF-8."""
+        """The key from a column value, in a row of a row group. Raises FormatError if it is not UTF-8."""
         try:
             return value.decode() if isinstance(value, bytes) else str(value)
         except UnicodeDecodeError as error:
             file = int(self.files.groups.file[number])
             within = int(self._first[number]) + row - int(self._file_first[file])
             raise FormatError(
-                f"{self.files.paths[file]}: row {within}: its key in column {name!r} is no UTF-8: {value[:50]!r}"
+                f"{self.files.paths[file]}: row {within}: its key in column {name!r} is not UTF-8: {value[:50]!r}"
             ) from error
 
     def _key_column(self, column: str | None) -> str | None:
         if column is not None and column not in self._kinds:
-            raise KeyNotFoundError(f"{self.path}: has no column {column!r}; there are {', '.join(self._kinds)}")
+            raise KeyNotFoundError(f"{self.path}: no column {column!r}; the columns are {', '.join(self._kinds)}")
         return column or self._key
 
     def _column_tables(self, name: str, groups: Int64Array) -> Iterator[Any]:
-        """A column of row groups, one after the other, of which nothing is kept. Raises as `read`.
+        """A column of consecutive row groups, without caching. Raises as `read`.
 
-        Of a store it is fetched ahead, of some groups at a time.
+        From a store it is prefetched, for some groups at a time.
         """
-        files = self.files.past_pages()
+        files = self.files.uncached()
         file, start, size, owner = files.spans(groups, (name,))
         most = storage_settings().ahead_bytes // 2
         part = np.zeros(len(groups), np.int64)
@@ -535,7 +538,7 @@ class TableRows(Rows):
             files.store.close()
 
     def sizes(self, numbers: Int64Array) -> Int64Array:
-        """(n,) bytes of each row: the mean of its row group, uncompressed."""
+        """(n,) bytes of each row: the uncompressed mean of its row group."""
         return self._row_bytes[self._groups_of(numbers)]
 
     def _place(self, number: int) -> tuple[int, int, int]:
@@ -545,7 +548,7 @@ class TableRows(Rows):
         return group, file, number - int(self._file_first[file])
 
     def locate(self, number: int) -> SampleLocation:
-        """See `Rows.locate`; places are counted as if rows were equally long. Raises as `read_rows`."""
+        """See `Rows.locate`. Offsets assume rows of equal length. Raises as `read_rows`."""
         group, file, within = self._place(number)
         keys = self._usual_keys(np.array([number]), [file])
         if self._key is not None:
@@ -562,7 +565,7 @@ class TableRows(Rows):
         )
 
     def place_of(self, number: int) -> str:
-        """The file, and the row in it: `train-00000.parquet: row 123`."""
+        """The file and the row: `train-00000.parquet: row 123`."""
         _, file, within = self._place(number)
         return f"{self.files.names[file]}: row {within}"
 
@@ -574,27 +577,27 @@ class TableRows(Rows):
         return KeptColumns(self.files.column_folder(), of)
 
     def own_column(self, name: str, numbers: Any) -> npt.NDArray[Any]:
-        """See `Rows`. Raises as `read_rows` too.
+        """See `Rows`. Also raises as `read_rows`.
 
-        That of all files is read when it is first asked for, kept beside the footers and mapped. Where a number is
-        missing it is NaN, and the column floating-point.
+        The column of all files is read on first access, stored beside the footers and memory-mapped. Missing numbers
+        are NaN, which makes the column floating-point.
         """
         if name == _SIZES and not (name in self._kinds and self._kinds[name].is_numeric):
             return self.sizes(np.arange(numbers.start, numbers.stop) if isinstance(numbers, slice) else numbers)
-        with self._reading_column:  # else threads that ask for parts of it would each read the whole
+        with self._reading_column:  # otherwise each thread would read the whole column
             return np.asarray(self._whole_column(name)[numbers])
 
     def no_column(self, name: str) -> KeyNotFoundError:
-        """See `Rows`. Raises KeyNotFoundError too, where a column of other samples has this name."""
+        """See `Rows`. Also raises KeyNotFoundError if a column of other samples has this name."""
         self.kept.refuse_stale(name)
-        making = f"`energon-grain measure {self.path} --column {name}=module:function` makes it"
+        making = f"`energon-grain measure {self.path} --column {name}=module:function` creates it"
         return KeyNotFoundError(
-            f"{self.path}: there is no column of numbers {name!r}; there are {', '.join(self.columns[:50])}; "
-            f"{making}{self.kept.folder.kept_by}"
+            f"{self.path}: no numeric column {name!r}; the columns are {', '.join(self.columns[:50])}; "
+            f"{making}{self.kept.folder.read_only_note}"
         )
 
     def _whole_column(self, name: str) -> npt.NDArray[Any]:
-        beside = self.files.kept_beside
+        beside = self.files.cache_prefix
         path = beside.with_name(f"{beside.name}-{self.column_id(name)}.npy")
         with suppress(OSError, ValueError):
             found = np.load(path, mmap_mode="r")
@@ -613,17 +616,17 @@ class TableRows(Rows):
         return whole
 
     def _numbers_of(self, name: str, number: int, table: Any) -> npt.NDArray[Any]:
-        """The numbers of a row group that has rows; floating-point where one is missing."""
+        """The numbers of a non-empty row group; floating-point if one is missing."""
         with self._converting(name, number):
             array = self._kinds[name].array(table, name)
             if array is None:
                 return np.full(int(self._first[number + 1] - self._first[number]), np.nan)
             numbers = plain_numbers(array)
-            if numbers.dtype == np.uint64:  # which NumPy puts together with others as floats
+            if numbers.dtype == np.uint64:  # NumPy would convert these to floats when concatenating
                 if numbers.max(initial=0) >= 2**63:
-                    raise OverflowError(f"{numbers.max()} is too large; whole numbers of columns end at 2**63")
+                    raise OverflowError(f"{numbers.max()} is too large; integers in columns must be below 2**63")
                 numbers = numbers.astype(np.int64)
-            return with_nan(numbers, values_there(array))
+            return with_nan(numbers, validity_of(array))
 
     def close(self) -> None:
         decoded_groups().forget(self._owner)
@@ -631,11 +634,11 @@ class TableRows(Rows):
 
 
 class TableFileStore(OwnFileStore[Any]):
-    """Reads single parts of rows; a key is the row's, a dot, and the part: `train-00000/17.image`, `17.pages.0`.
+    """Reads single parts of rows. A key is the row's key, a dot, and the part: `train-00000/17.image`, `17.pages.0`.
 
-    All rows are served, whatever the subset of a leaf. Of a part only its column is decoded, a row group at a time,
-    which stays as with `TableRows`. Where keys are in a column `__key__`, the first one asked for takes all of
-    them into memory: about 200 bytes a row.
+    All rows are served, independent of the subset of a leaf. Only the column of a part is decoded, a row group at a
+    time, which is cached as for `TableRows`. If keys are in a column `__key__`, the first lookup loads all of them
+    into memory: about 200 bytes per row.
     """
 
     def __init__(self, files: TableFiles) -> None:
@@ -651,7 +654,7 @@ class TableFileStore(OwnFileStore[Any]):
         return self._whole.digest
 
     def _decoded_as(self, key: str) -> str:
-        """The key with the ending that decodes its column, where that has one."""
+        """The key with the ending that decodes its column, if it has one."""
         part = part_of_key(key)[1]
         endings = self._whole.endings
         ending = endings.get(part) or endings.get(part.rpartition(".")[0])
@@ -667,7 +670,7 @@ class TableFileStore(OwnFileStore[Any]):
             return False
 
     def read(self, keys: Sequence[str]) -> list[tuple[Any, SourceInfo]]:
-        """Read parts in the order asked for; those of one column are read together. See `FileStore.read`."""
+        """Read parts in the order requested. Parts of one column are read together. See `FileStore.read`."""
         places: dict[str, list[int]] = {}
         split = [part_of_key(key) for key in keys]
         for place, (_, part) in enumerate(split):
@@ -688,9 +691,9 @@ class TableFileStore(OwnFileStore[Any]):
 
     def _missing(self, key: str) -> KeyNotFoundError:
         source = self._whole
-        usual = f"{source._stems[0]}/0" if source._key is None else f"what column {source._key} says"
+        usual = f"{source._stems[0]}/0" if source._key is None else f"the value of column {source._key}"
         return KeyNotFoundError(
-            f"{source.path}: there is no {key!r}; a key is {usual}, a dot, and a column that has something there: "
+            f"{source.path}: no key {key!r}; a key is {usual}, a dot, and a column with a value in that row: "
             f"{', '.join(source.all_part_names)}"
         )
 
@@ -701,7 +704,7 @@ class TableFileStore(OwnFileStore[Any]):
         return self._sources.get(column)
 
     def _row(self, key: str) -> int | None:
-        """The number of a row; None: there is none of that key."""
+        """The number of a row; None if no row has the key."""
         source = self._whole
         if source._key is not None:
             with self._finding:
@@ -719,8 +722,8 @@ class TableFileStore(OwnFileStore[Any]):
         for row, key in enumerate(chain.from_iterable(self._whole.key_blocks())):
             if rows.setdefault(key, row) != row:
                 raise DuplicateKeyError(
-                    f"{self.get_path()}: rows {rows[key]} and {row} of all have the key {key!r} in column "
-                    f"{KEY_COLUMN}, so neither can be read by it; make the keys unique"
+                    f"{self.get_path()}: rows {rows[key]} and {row} have the same key {key!r} in column {KEY_COLUMN}, "
+                    f"so neither can be looked up; make the keys unique"
                 )
         return rows
 
@@ -729,13 +732,13 @@ class TableFileStore(OwnFileStore[Any]):
 
 
 def part_of_key(key: str) -> tuple[str, str]:
-    """The key of a row, and the part, of what a store of tables calls a part of a row."""
+    """Split a key of a table store into the key of a row and the part."""
     dot = key.find(".", key.rfind("/") + 1)
     return (key[:dot], key[dot + 1 :]) if dot >= 0 else (key, "")
 
 
 def _spread(count: int, most: int) -> Int64Array:
-    """At most so many numbers below `count`, far apart, with the first and the last."""
+    """At most `most` evenly spaced numbers below `count`, including the first and the last."""
     return np.unique(np.linspace(0, count - 1, most).astype(np.int64))
 
 

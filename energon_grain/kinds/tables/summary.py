@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `energon-grain info` says of files of tables."""
+"""The summary of files of tables that `energon-grain info` prints."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tars, prepared or bare."""
+"""Tars, with and without preparation."""

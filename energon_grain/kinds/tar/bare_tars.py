@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tars that nobody prepared: found, and indexed when they are first opened.
+"""Tars without preparation: found, and indexed when they are first opened.
 
-    <base>/.nv-meta/bare/<id>/state.json     which files were indexed, and the folder of the index; replaced atomically
-    <base>/.nv-meta/bare/<id>/<folder>/      with a `.nv-meta`, as that of a prepared dataset
-    <base>/.nv-meta/bare/<id>/scan.log       while it is made: the scans of shards that are finished
+    <base>/.nv-meta/bare/<id>/state.json     the indexed files, and the folder of the index; replaced atomically
+    <base>/.nv-meta/bare/<id>/<folder>/      with a `.nv-meta`, as in a prepared dataset
+    <base>/.nv-meta/bare/<id>/scan.log       during indexing: the scans of completed shards
 
-To everything else they are a prepared, crude dataset whose `.nv-meta` lies elsewhere: beside the data where that may be
-written, else in the user's cache folder, where also those of object stores are. `<id>` stands for what names the tars,
+For all other code they are a prepared, crude dataset whose `.nv-meta` is in another folder: beside the data if that is
+writable, else in the user's cache folder, which is also used for object stores. `<id>` identifies the list of tars,
 relative to their base.
 
-Whenever they are opened they are listed, and every file is looked at. Where they are those that were indexed nothing is
-written. Else new and changed ones are scanned, what is known of the others is taken over, and the index gets a new
-folder: those who read by the old one go on, and it is removed a day after it was replaced. One process at a time does
-this, on all machines whose file system has common locks; the others wait, and find it done.
+Every time they are opened, the tars are listed and every file is checked. If nothing changed, nothing is written.
+Otherwise new and changed tars are scanned, the rest is copied from the previous index, and the index gets a new folder:
+readers of the old one continue, and it is removed a day after it was replaced. One process at a time does this, on all
+machines whose file system has shared locks; the others wait and use the result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, write_info
 from energon_grain.formats.scan import ShardScan
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
 from energon_grain.forms import Form, encode_json
-from energon_grain.kinds.prepared.leaf import ALL_OF_THEM
+from energon_grain.kinds.prepared.leaf import WHOLE_PART
 from energon_grain.kinds.tar.tar_list import TarList, ends_like_a_tar, is_pattern, is_tar
 from energon_grain.prepare.columnar_build import open_columnar, write_columnar
 from energon_grain.prepare.listing import check_shards, find_shards, in_order, list_files
@@ -60,18 +60,18 @@ from energon_grain.storage.settings import storage_settings
 
 _STATE, _LOG, _LOCK = "state.json", "scan.log", ".lock"
 _VERSION = 1
-_FIRST_WORD_S, _NEXT_WORD_S = 2.0, 10.0
+_FIRST_LOG_S, _LOG_INTERVAL_S = 2.0, 10.0
 _KEPT_S = 24 * 3600.0
 _logger = logging.getLogger("energon_grain")
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was indexed.
+    """The indexed state.
 
     Attributes:
-        folder: Where the index lies, beside this file.
+        folder: Folder of the index, beside this file.
         shards: The files, in order.
-        replaced: Folders of older indices, and when each was replaced, in seconds since 1970.
+        replaced: Folders of older indices, and the time each was replaced, in seconds since 1970.
     """
 
     version: int = _VERSION
@@ -84,28 +84,28 @@ _FORM = Form(_State)
 
 
 def open_tars(text: str) -> DataFolder:
-    """Say where bare tars and their index lie; make the index, or bring it up to date, where it is not.
+    """Locate bare tars and their index; create or update the index if necessary.
 
     Raises:
-        DatasetNotFoundError: There is none, or one that is named is not there.
+        DatasetNotFoundError: There are none, or a named one is missing.
         TarError: Some are compressed, damaged or empty.
-        ConfigError: The text is wrong, names a tar twice, or there is no place for an index.
-        StaleIndexError: One changed while it was scanned.
+        ConfigError: The text is invalid, names a tar twice, or no folder for an index is writable.
+        StaleIndexError: One changed during the scan.
         ReadError: A store cannot be reached.
     """
     tars = find_tars(text)
     found = [(place, state) for place in tars.places() if (state := _read(place)) is not None]
     for place, state in found:
         if tars.are(state):
-            if (place / _LOG).exists():  # of one who was killed right at the end
+            if (place / _LOG).exists():  # of a process that was killed at the very end
                 with contextlib.suppress(OSError), _locked(place, text) as alone:
                     _sweep(place, alone=alone)
             return tars.folder(place / state.folder)
     place = next(filter(is_writable, tars.places()), None)
     if place is None:
         raise ConfigError(
-            f"{text}: cannot be indexed, because neither {META_FOLDER} beside the tars nor {tars.places()[-1]} can be "
-            "written; set XDG_CACHE_HOME to a folder that can, or prepare the tars as a user who may"
+            f"{text}: cannot be indexed, because neither {META_FOLDER} beside the tars nor {tars.places()[-1]} is "
+            "writable; set XDG_CACHE_HOME to a writable folder, or prepare the tars as a user with write permission"
         )
     with _locked(place, text) as alone:
         state = _read(place)
@@ -118,13 +118,13 @@ def open_tars(text: str) -> DataFolder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BareTars:
-    """Tars that are there."""
+    """Tars that exist."""
 
     listed: TarList
     names: tuple[str, ...]
 
     def places(self) -> tuple[Path, ...]:
-        """Where the index may lie, the best place first."""
+        """Possible folders of the index, the preferred one first."""
         base = self.listed.base
         named = hashlib.blake2b("\n".join(self.listed.pieces).encode("utf-8", "surrogateescape"), digest_size=8)
         below = Path(BARE_FOLDER, "all" if self.listed.is_folder else named.hexdigest())
@@ -134,7 +134,7 @@ class BareTars:
         return (Path(base, META_FOLDER) / below, in_cache) if self.listed.in_one_folder else (in_cache,)
 
     def folder(self, local: Path) -> DataFolder:
-        """The dataset that an index makes of them."""
+        """The dataset that an index defines."""
         location = self.listed.base
         bare = DataFolder(location=location, local=local, store=remote_files(storage_settings()), bare=self.listed.text)
         if is_url(location):
@@ -148,7 +148,7 @@ class BareTars:
         return names == self.names and len(self.unchanged(state)) == len(names)
 
     def unchanged(self, state: _State) -> dict[str, ScannedShard]:
-        """Those of them that are still as they were indexed."""
+        """The tars that have not changed since they were indexed."""
         names, base = set(self.names), self.listed.base
 
         def look(shard: ScannedShard) -> bool:
@@ -166,9 +166,7 @@ def find_tars(text: str) -> BareTars:
     names = [name for piece in listed.pieces for name in _find(listed, piece)]
     if len(set(names)) < len(names):
         twice = next(name for name, times in Counter(names).items() if times > 1)
-        raise ConfigError(
-            f"{text}: names {twice} twice; to see samples more often, repeat the dataset in a blend (`repetitions`)"
-        )
+        raise ConfigError(f"{text}: names {twice} twice; to repeat samples, use `repetitions` in a blend")
     if not is_url(listed.base):
         _check_there(listed.base, names)
     return BareTars(listed=listed, names=check_shards(names, None))
@@ -177,8 +175,8 @@ def find_tars(text: str) -> BareTars:
 def _check_there(base: str, names: Sequence[str]) -> None:
     missing = [name for name in names if not os.path.isfile(os.path.join(base, name))]
     if missing:
-        more = f" (nor are {len(missing) - 1} more that are named)" if len(missing) > 1 else ""
-        raise DatasetNotFoundError(f"{join(base, missing[0])}: there is no such file{more}")
+        more = f" ({len(missing) - 1} more are missing)" if len(missing) > 1 else ""
+        raise DatasetNotFoundError(f"{join(base, missing[0])}: no such file{more}")
 
 
 def _find(listed: TarList, piece: str) -> Iterator[str]:
@@ -195,7 +193,7 @@ def _find(listed: TarList, piece: str) -> Iterator[str]:
             continue
         found = sorted(filter(ends_like_a_tar, _matches(base, one)), key=in_order)
         if not found:
-            raise DatasetNotFoundError(f"{os.path.join(base, one)}: the pattern matches no *.tar file")
+            raise DatasetNotFoundError(f"{os.path.join(base, one)}: the pattern matches no *.tar file; check it")
         yield from found
 
 
@@ -204,22 +202,22 @@ def _matches(base: str, pattern: str) -> Iterator[str]:
         return (name for name in glob.iglob(pattern, root_dir=base, recursive=True) if ".nv-meta/" not in name)
     if not has_lists(base, storage_settings()):
         raise ConfigError(
-            f"{os.path.join(base, pattern)}: a web server has no list of its files to compare a pattern with; name "
-            "them as shard-{000..099}.tar, or in a list"
+            f"{os.path.join(base, pattern)}: a web server has no listing for patterns; name the files as "
+            "shard-{000..099}.tar, or in a list"
         )
     return filter(re.compile(glob_to_regex(pattern)).fullmatch, list_files(base))
 
 
 @contextlib.contextmanager
 def _locked(place: Path, text: str) -> Generator[bool]:
-    """Be the only one to index into a place, on all machines; False where locks cannot tell."""
+    """Hold the lock for indexing into a folder, on all machines; yields False if locks are not supported."""
     descriptor = open_unlinked(place / _LOCK)
     try:
         with locked(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
             if alone:
                 yield True
                 return
-        _logger.info("%s: waiting for another process, which is indexing these tars", text)
+        _logger.info("%s: waiting for another process that is indexing these tars", text)
         with locked(descriptor) as alone:
             yield alone
     finally:
@@ -227,7 +225,7 @@ def _locked(place: Path, text: str) -> Generator[bool]:
 
 
 def _read(place: Path) -> _State | None:
-    """What was indexed in a place; None: nothing, or nothing that can be used."""
+    """The state of a folder; None if there is none, or it cannot be used."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         state = _FORM.from_json((place / _STATE).read_bytes())
         if state.version == _VERSION and (place / state.folder).is_dir():
@@ -236,16 +234,16 @@ def _read(place: Path) -> _State | None:
 
 
 _WHEN_FULL = (
-    "the index of these tars is kept in the cache folder, which XDG_CACHE_HOME sets to another disk; "
-    "`energon-grain prepare` keeps it beside the tars instead"
+    "the index of these tars is in the cache folder, which XDG_CACHE_HOME can move to another disk; "
+    "`energon-grain prepare` stores it beside the tars instead"
 )
-_WHEN_READ_ONLY = "the index of these tars is kept in the cache folder: set XDG_CACHE_HOME to a writable folder"
+_WHEN_READ_ONLY = "the index of these tars is in the cache folder: set XDG_CACHE_HOME to a writable folder"
 
 
 def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alone: bool) -> _State:
-    """Index tars into a place, which is locked; without locks (`alone` is False) several may do so at once."""
+    """Index tars into a locked folder. Without locks (`alone` is False) several processes may do so at once."""
     base = tars.listed.base
-    index, known = (None, {}) if old is None else _known(tars, *old)
+    index, known = (None, {}) if old is None else _previous_index(tars, *old)
     new = [name for name in tars.names if name not in known]
     log_path = place / (_LOG if alone else f"scan-{secrets.token_hex(8)}.log")
     folder = f"g{secrets.token_hex(8)}"
@@ -254,7 +252,7 @@ def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alon
             explaining_writes(place, full=_WHEN_FULL, read_only=_WHEN_READ_ONLY),
             contextlib.closing(ScanLog(log_path)) as log,
         ):
-            scanned = scan_dataset(base, shard_tasks(base, new), log, progress=_Saying(tars.listed.text))
+            scanned = scan_dataset(base, shard_tasks(base, new), log, progress=_ProgressLog(tars.listed.text))
             shards = known | {shard.name: shard for shard in scanned.shards}
             header = write_columnar(columnar_folder(place / folder), tars.names, _scans(tars.names, scanned, index))
             counts = _describe(tars, place / folder, shards)
@@ -268,15 +266,15 @@ def _index(tars: BareTars, place: Path, old: tuple[Path, _State] | None, *, alon
     atomic_write_bytes(place / _STATE, encode_json(state))
     if not alone:
         log_path.unlink()
-    said = "%s: indexed %d samples in %d tars (content id %s)"
-    _logger.info(said, tars.listed.text, sum(counts.values()), len(counts), header.content_id)
+    message = "%s: indexed %d samples in %d tars (content id %s)"
+    _logger.info(message, tars.listed.text, sum(counts.values()), len(counts), header.content_id)
     return state
 
 
-def _known(tars: BareTars, place: Path, state: _State) -> tuple[ColumnarIndex | None, dict[str, ScannedShard]]:
-    """The index until now, if it can be used, and the tars that are as they were then."""
+def _previous_index(tars: BareTars, place: Path, state: _State) -> tuple[ColumnarIndex | None, dict[str, ScannedShard]]:
+    """The previous index, if it is usable, and the tars that have not changed."""
     index, known = None, dict[str, ScannedShard]()
-    with contextlib.suppress(EnergonGrainError):  # one that is damaged is of no use
+    with contextlib.suppress(EnergonGrainError):  # a damaged index is ignored
         index = open_columnar(tars.folder(place / state.folder))
         index.check()
         known = tars.unchanged(state)
@@ -285,18 +283,18 @@ def _known(tars: BareTars, place: Path, state: _State) -> tuple[ColumnarIndex | 
 
 
 def _replaced_in(place: Path, old: tuple[Path, _State] | None) -> dict[str, float]:
-    """When each index in a place was replaced."""
+    """The time each index in a folder was replaced."""
     if old is None or old[0] != place:
         return {}
     return old[1].replaced | {old[1].folder: time.time()}
 
 
 def _describe(tars: BareTars, folder: Path, shards: Mapping[str, ScannedShard]) -> dict[str, int]:
-    """Write the small files of a prepared dataset: its samples are plain dicts, and all are in one part."""
+    """Write the small files of a prepared dataset: crude, with a single split part."""
     counts = {name: shards[name].samples for name in tars.names}
     write_info(folder, DatasetInfo(shard_counts=counts))
     write_dataset_config(folder, DatasetConfig(kind="crude"))
-    split = SplitConfig(split_parts={ALL_OF_THEM: tars.names})
+    split = SplitConfig(split_parts={WHOLE_PART: tars.names})
     write_split_config(folder / META_FOLDER / DEFAULT_SPLIT_CONFIG, split)
     return counts
 
@@ -304,21 +302,21 @@ def _describe(tars: BareTars, folder: Path, shards: Mapping[str, ScannedShard]) 
 def _log_changes(tars: BareTars, state: _State, known: Mapping[str, ScannedShard]) -> None:
     before, now = {shard.name for shard in state.shards}, set(tars.names)
     _logger.warning(
-        "%s: since they were indexed, %d tars were added, %d removed and %d replaced; scanning %d of %d",
+        "%s: %d tars added, %d removed and %d replaced since the last indexing; scanning %d of %d",
         *(tars.listed.text, len(now - before), len(before - now), len((now & before) - known.keys())),
         *(len(now - known.keys()), len(now)),
     )
 
 
 def _take_columns(old: Path, new: Path) -> None:
-    """Copy what was measured: it says itself of which samples it is, and touched tars may well have the same ones."""
+    """Copy measured columns. They record the samples that they belong to, and touched tars often have the same ones."""
     if (old / COLUMNS_JSON).exists():
         shutil.copytree(old / COLUMNS_FOLDER, new / COLUMNS_FOLDER)
         shutil.copy(old / COLUMNS_JSON, new / COLUMNS_JSON)
 
 
 def _scans(names: tuple[str, ...], scanned: ScannedDataset, index: ColumnarIndex | None) -> Iterator[ShardScan]:
-    """The scans of all tars, those that were not scanned now out of the old index."""
+    """The scans of all tars; those not scanned now come from the old index."""
     tasks = {shard.name: shard.task for shard in scanned.shards}
     places = {} if index is None else {name: place for place, name in enumerate(index.shards)}
     for name in names:
@@ -330,9 +328,9 @@ def _scans(names: tuple[str, ...], scanned: ScannedDataset, index: ColumnarIndex
 
 
 def _sweep(place: Path, *, alone: bool) -> None:
-    """Remove what is of no use any more in a place that is locked: the log of scans goes last.
+    """Remove unused files from a locked folder, the log of scans last.
 
-    An index stays for a day after it was replaced, and without locks everything that is that young.
+    An index is kept for a day after it was replaced; without locks, every file younger than that is kept.
     """
     state, now = _read(place), time.time()
     assert state is not None
@@ -343,23 +341,23 @@ def _sweep(place: Path, *, alone: bool) -> None:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-class _Saying:
-    """Says in the log what is waited for, when that takes long."""
+class _ProgressLog:
+    """Logs the progress of long scans."""
 
     def __init__(self, text: str) -> None:
-        self._text, self._next = text, time.monotonic() + _FIRST_WORD_S
-        self._first: tuple[float, int] | None = None  # when the first ones were done, and how many
+        self._text, self._next = text, time.monotonic() + _FIRST_LOG_S
+        self._first: tuple[float, int] | None = None  # time and number of the first completed shards
 
     def __call__(self, now: PrepareProgress) -> None:
         seconds = time.monotonic()
         if self._first is None and now.shards_done:
             self._first = seconds, now.shards_done
         if seconds >= self._next and now.shards_done < now.shards_total:
-            self._next = seconds + _NEXT_WORD_S
+            self._next = seconds + _LOG_INTERVAL_S
             begun_s, before = self._first or (seconds, 0)
             rate = (now.shards_done - before) / max(seconds - begun_s, 0.001)
             left = f", {(now.shards_total - now.shards_done) / rate:,.0f} s left" if rate else ""
             _logger.warning(
-                "%s: indexing bare tars, once: %d of %d so far, %d samples%s. `energon-grain prepare` does this ahead",
+                "%s: indexing tars once: %d of %d done, %d samples%s. `energon-grain prepare` does this in advance",
                 *(self._text, now.shards_done, now.shards_total, now.samples, left),
             )

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import StaleIndexError, TarError
-from energon_grain.formats.columnar_header import mending
+from energon_grain.formats.columnar_header import repair_advice
 from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.records import RecordEncoding
 from energon_grain.formats.scan import ShardScan
@@ -26,7 +26,7 @@ from energon_grain.storage.remote import read_beginning
 
 
 class Tars(Container):
-    """Tars, with an index beside each as Energon has it."""
+    """Tars, each with an index beside it in Energon's format."""
 
     name = "tar"
     file = "tar file"
@@ -49,20 +49,20 @@ class Tars(Container):
     def scan_indexed(
         self, folder: DataFolder, shard: str, count: int, encoding: RecordEncoding | None, *, first: int
     ) -> ShardScan:
-        """See `Container`. Hidden files in folders make samples only where the index of the shard says that they do."""
-        location, advice, expected = folder.shard(shard), mending(folder.location), None
+        """See `Container`. Hidden files in folders are samples only if the index of the shard lists them."""
+        location, advice, expected = folder.shard(shard), repair_advice(folder.location), None
         try:
             scan = scan_tar(location, hidden="skip", keep=True)
             with contextlib.suppress(FileNotFoundError):
                 expected = read_tar_index(folder.shard(os.fspath(tar_index_path(shard))))
             if not _agrees(scan, count, expected):
-                # Energon makes samples of dot files inside folders; its index says whether it did.
+                # Energon makes samples of dot files inside folders; its index shows whether it did.
                 scan = scan_tar(location, hidden="keep", keep=True)
         except FileNotFoundError:
-            raise StaleIndexError(f"{location}: `.info.json` names this shard, but it is gone; {advice}") from None
+            raise StaleIndexError(f"{location}: `.info.json` lists this shard, but it is missing; {advice}") from None
         if len(scan) == count and not _agrees(scan, count, expected):
             raise StaleIndexError(
-                f"{location}: its samples do not lie where {tar_index_path(shard).name} says; {advice}"
+                f"{location}: its samples are not at the offsets in {tar_index_path(shard).name}; {advice}"
             )
         return scan
 

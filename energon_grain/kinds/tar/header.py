@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 512-byte tar header: where its fields lie, its numbers and its checksum, one at a time or in bulk.
+"""The 512-byte tar header: field offsets, numbers and checksum, for single headers or in bulk.
 
 Layout after POSIX.1-2017 (pax, "ustar Interchange Format") and the GNU tar manual ("Basic Tar Format").
 """
@@ -32,7 +32,7 @@ PAX_MEMBER, PAX_SOLARIS, PAX_GLOBAL = b"xXg"
 _SEVEN_BITS = bytes(range(128))
 _OCTAL = re.compile(rb" *([0-7]*) *(?:\0.*)?", re.DOTALL)
 
-# Constants of the bulk code, which reads eight bytes of each header at once as a little-endian word.
+# Constants of the bulk code, which reads eight bytes of each header at a time as a little-endian word.
 _EIGHT, _SIXTEEN, _HALF, _TERMINATOR, _THREE_DIGITS = (np.uint64(bits) for bits in (8, 16, 32, 56, 9))
 _EVEN_BYTES, _EVEN_LANES, _LOW_HALF = (np.uint64(mask) for mask in (0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF, 0xFFFFFFFF))
 _THREE_BYTES = np.uint64(0xFFFFFF)
@@ -51,7 +51,7 @@ def round_up(size_bytes: int) -> int:
 
 
 def parse_number(field: bytes) -> int:
-    """Read a number field: octal digits between blanks, or base-256 (top bit set, big-endian, two's complement).
+    """Parse a number field: octal digits between blanks, or base-256 (top bit set, big-endian, two's complement).
 
     Raises ValueError.
     """
@@ -66,20 +66,20 @@ def parse_number(field: bytes) -> int:
 
 
 def text(field: bytes) -> bytes:
-    """Give a text field up to its first zero byte."""
+    """Return a text field up to its first zero byte."""
     return field.partition(b"\0")[0]
 
 
 def full_name(block: bytes) -> bytes:
-    """Give the name in a header, with its prefix.
+    """Return the name in a header, with its prefix.
 
-    Raises ValueError where there are bytes in the place of the prefix, but the format of the header has none.
+    Raises ValueError if there are bytes in the prefix field, but the format of the header has none.
     """
     name, prefix = text(block[NAME]), text(block[PREFIX])
     if not prefix:
         return name
     if not block.startswith(USTAR_MAGIC, MAGIC):
-        raise ValueError(f"bytes in the place of the name's prefix, in a header of another format: {prefix[:24]!r}")
+        raise ValueError(f"bytes in the field of the name's prefix, which this header format lacks: {prefix[:24]!r}")
     return prefix + b"/" + name
 
 
@@ -95,7 +95,7 @@ def checksum_holds(block: bytes) -> bool:
 
 
 def read_sizes(headers: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Read the size fields of (n, 512) contiguous headers that are eleven octal digits; -1 for every other form."""
+    """Parse the size fields of (n, 512) contiguous headers that are eleven octal digits; -1 for all other forms."""
     words = headers.view("<u8")
     low, high = words[:, 15] >> _HALF, words[:, 16].copy()  # bytes 124 to 127, and 128 to 135
     terminator = high >> _TERMINATOR
@@ -109,7 +109,7 @@ def read_sizes(headers: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 
 
 def first_bad_checksum(headers: npt.NDArray[np.uint8]) -> int | None:
-    """Give the first row of (n, 512) contiguous headers that breaks its checksum, None if all hold."""
+    """Return the first row of (n, 512) contiguous headers with a wrong checksum, None if all are correct."""
     words = headers.view("<u8")
     low, high = words[:, 18] >> _HALF, words[:, 19] & _LOW_HALF  # bytes 148 to 151, and 152 to 155
     field = low | (high << _HALF)
@@ -123,9 +123,9 @@ def first_bad_checksum(headers: npt.NDArray[np.uint8]) -> int | None:
 
 
 def _byte_sums(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Add up the bytes of each header, given as (n, 64) words.
+    """Sum the bytes of each header, given as (n, 64) words.
 
-    Most words are the same in all headers of a tar (zeros, owner, mode): those are added once, and only the words that
+    Most words are the same in all headers of a tar (zeros, owner, mode): they are summed once, and only the words that
     vary are summed row by row, as four lanes of 16 bits (64 words · 2 bytes · 255 fits).
     """
     if not len(words):
@@ -138,18 +138,18 @@ def _byte_sums(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _lanes(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Add the odd bytes of each word to its even ones: four sums in lanes of 16 bits."""
+    """Add the odd bytes of each word to its even ones: four sums in 16-bit lanes."""
     return (words & _EVEN_BYTES) + ((words >> _EIGHT) & _EVEN_BYTES)
 
 
 def _fold(lanes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Add up the four lanes of 16 bits, each at most 32,640."""
+    """Sum the four 16-bit lanes, each at most 32,640."""
     pairs = (lanes & _EVEN_LANES) + ((lanes >> _SIXTEEN) & _EVEN_LANES)
     return (pairs + (pairs >> _HALF)) & _LOW_HALF
 
 
 def _octal(digits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Turn eight octal digits, the most significant in the lowest byte, into a number: by pairs, fours, eights."""
+    """Convert eight octal digits, the most significant in the lowest byte, to a number: by pairs, fours, eights."""
     values = digits & _DIGITS
     values = ((values << np.uint64(3)) + (values >> _EIGHT)) & _EVEN_BYTES
     values = ((values << np.uint64(6)) + (values >> _SIXTEEN)) & _EVEN_LANES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`.tar.idx`, as Energon writes it next to each shard, and whether shards still are the files that were indexed."""
+"""`.tar.idx` files, as Energon writes beside each shard, and checks that shards are the files that were indexed."""
 
 from __future__ import annotations
 
@@ -30,60 +30,56 @@ from energon_grain.storage.remote import read_whole
 
 
 def tar_index_path(tar: str | os.PathLike[str]) -> Path:
-    """Give the path of the index of a tar: `x.tar` → `x.tar.idx`, `a.tgz` → `a.tar.idx`."""
+    """Return the path of the index of a tar: `x.tar` → `x.tar.idx`, `a.tgz` → `a.tar.idx`."""
     return Path(tar).with_suffix(".tar.idx")
 
 
 def read_tar_index(path: str | os.PathLike[str]) -> npt.NDArray[np.int64]:
     """Read the `.tar.idx` at a path or URL: (n+1,) ascending offsets.
 
-    Raises OSError, and IndexFileError where it holds no whole number of offsets, or they are not ascending multiples of
+    Raises OSError, and IndexFileError if its size is not a multiple of 8, or the offsets are not ascending multiples of
     512.
     """
     data = read_whole(os.fspath(path))
     if not data or len(data) % 8:
-        raise IndexFileError(
-            f"{path}: {len(data)} bytes are no whole number of 8-byte offsets, of which there must be at least one. "
-            f"{_WAY_OUT}"
-        )
+        raise IndexFileError(f"{path}: expected one or more 8-byte offsets, found {len(data)} bytes. {_REPAIR_ADVICE}")
     starts = np.frombuffer(data, "<i8").astype(np.int64)
     defect = _defect(starts)
     if defect is not None:
         row, rule = defect
-        raise IndexFileError(f"{path} @ {8 * row}: offset {row} is {int(starts[row])}; {rule}. {_WAY_OUT}")
+        raise IndexFileError(f"{path} @ {8 * row}: offset {row} is {int(starts[row])}; {rule}. {_REPAIR_ADVICE}")
     return starts
 
 
 def _defect(starts: npt.NDArray[np.int64]) -> tuple[int, str] | None:
-    """Give the first wrong row and the rule that it breaks."""
+    """Return the first wrong row and the rule that it violates."""
     bad = np.flatnonzero((starts < 0) | (starts % BLOCK != 0))
     if len(bad):
-        return int(bad[0]), f"offsets are multiples of {BLOCK}"
+        return int(bad[0]), f"offsets must be multiples of {BLOCK}"
     bad = np.flatnonzero(np.diff(starts) <= 0)
     if len(bad):
         return int(bad[0]) + 1, "offsets must ascend"
     return None
 
 
-_WAY_OUT = "The index is damaged; write it again with `energon-grain prepare PATH --tar-index-only`."
+_REPAIR_ADVICE = "The index is damaged; write it again with `energon-grain prepare PATH --tar-index-only`."
 
 
-_LOOKED_AT = 16
+_CHECKED_SAMPLES = 16
 _LARGEST_BYTES = 0o77777777777
-"""What eleven octal digits can say."""
+"""The largest number of eleven octal digits."""
 
 
 def check_shards(folder: DataFolder, index: ColumnarIndex, shards: Sequence[int] | None = None) -> None:
-    """Check that tar shards, by number (None: all), have the size of the index, and begin and end with what it says.
+    """Check that tar shards, by number (None: all), have the size, beginning and end recorded in the index.
 
-    Reads what lies behind the last sample of each, 1 to 10 KiB as a rule, and the header of its first part. So a shard
-    of the same size with other samples is recognised by the name or the size of that part. Of a shard on this machine
-    that was written after the dataset was prepared, or copied, 16 samples are looked at so. Raises StaleIndexError and
-    ReadError.
+    Reads the data after the last sample of each, usually 1 to 10 KiB, and the header of its first part. A shard of the
+    same size with other samples is detected by the name or the size of that part. In a local shard that was written or
+    copied after the dataset was prepared, 16 samples are checked. Raises StaleIndexError and ReadError.
     """
     numbers = range(len(index.shards)) if shards is None else shards
     paths = [folder.shard(index.shards[number]) for number in numbers]
-    advice = f"the shard was changed after it was indexed: run `{folder.indexed_by}`"
+    advice = f"the shard changed after it was indexed: run `{folder.indexed_by}`"
     _check_ends(folder, index, numbers, paths, advice)
     _check_beginnings(folder, index, numbers, paths, advice)
 
@@ -100,13 +96,12 @@ def _check_ends(
         expected = int(index.shard_bytes[number])
         if end + len(tail) != expected:
             raise StaleIndexError(
-                f"{path} was indexed with {expected} bytes ending at {end}, but it has {end + len(tail)} bytes; "
-                f"{advice}"
+                f"{path}: was indexed with {expected} bytes ending at {end}, but has {end + len(tail)} bytes; {advice}"
             )
         if tail[:BLOCK].strip(b"\0"):
             raise StaleIndexError(
-                f"{path} was indexed with {expected} bytes ending at {end}, but there is data at its end marker @ "
-                f"{end}; {advice}"
+                f"{path}: was indexed with {expected} bytes ending at {end}, but has data at its end marker @ {end}; "
+                f"{advice}"
             )
 
 
@@ -117,7 +112,7 @@ def _check_beginnings(
     for place, number in enumerate(numbers):
         begin, end = index.shard_first[number : number + 2].tolist()
         if begin < end:
-            count = _LOOKED_AT if not folder.is_remote and _is_newer(paths[place], folder) else 1
+            count = _CHECKED_SAMPLES if not folder.is_remote and _is_newer(paths[place], folder) else 1
             found = [begin] if count == 1 else np.unique(np.linspace(begin, end - 1, count).astype(np.int64)).tolist()
             places += [place] * len(found)
             chosen += found
@@ -135,20 +130,20 @@ def _check_beginnings(
             first < start and _is_extended_to(paths[place], first, start, name, size)
         ):
             raise StaleIndexError(
-                f"{paths[place]} was indexed with {name.decode('utf-8', 'backslashreplace')} of {size} bytes @ "
-                f"{int(index.part_offset[row])}, but this is not what its header says; {advice}"
+                f"{paths[place]}: was indexed with {name.decode('utf-8', 'backslashreplace')} of {size} bytes @ "
+                f"{int(index.part_offset[row])}, but its header differs; {advice}"
             )
 
 
 def _is_newer(path: str, folder: DataFolder) -> bool:
-    """Whether a file was written to after the dataset was prepared."""
+    """Whether a file was written after the dataset was prepared."""
     with contextlib.suppress(OSError):
         return os.stat(path).st_mtime_ns > info_stamp(folder.local)[1]
     return False
 
 
 def _is_header_of(header: bytes, name: bytes, size: int) -> bool:
-    """Whether a header by itself may be that of a member. Where it cannot hold name or size, these are not compared."""
+    """Whether a header alone matches a member. A name or size that does not fit into it is not compared."""
     try:
         if not checksum_holds(header) or (size <= _LARGEST_BYTES and parse_number(header[SIZE]) != size):
             return False
@@ -162,9 +157,9 @@ def _is_header_of(header: bytes, name: bytes, size: int) -> bool:
 
 
 def _is_extended_to(path: str, first: int, start: int, name: bytes, size: int) -> bool:
-    """Whether the extension headers at `first` make the header at `start` that of a member, as a scan reads them.
+    """Whether the header at `start` with the extension headers from `first` is that of a member, as in a scan.
 
-    They may give any name and size, whatever that header could hold and does. Raises OSError and ReadError.
+    Extension headers can override any name and size. Raises OSError and ReadError.
     """
     with contextlib.suppress(TarError, ValueError), TarBytes(path) as tar:
         walked = HeaderHops(tar, window=False).run(first, 1)

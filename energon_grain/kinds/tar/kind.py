@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tars as kinds of data: prepared ones, and bare ones, which are indexed when they are first opened."""
+"""Tars as kinds of data: prepared, and bare ones, which are indexed when they are first opened."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _is_prepared(at: Listing) -> bool:
 
 
 def _holds_bare_tars(at: Listing) -> bool:
-    """Whether there is a tar below, and no prepared dataset, also none that lost a file."""
+    """Whether there is a tar below, and no prepared dataset, not even one with missing files."""
     if not at.is_url:
         return at.is_folder and _has_bare_tars(at.location)
     names = names_below(at.location) or ()
@@ -68,7 +68,7 @@ WEBDATASET = Kind(
 )
 BARE_TARS = Kind(
     name="bare tars",
-    described="a folder or list of tars that were not prepared",
+    described="a folder or list of unprepared tars",
     endings=(".tar",),
     named=lists_tars,
     holds=_holds_bare_tars,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tar members are parts of samples, and how a member's name falls into key and part.
+"""Determines which tar members are parts of samples, and splits their names into key and part.
 
-A member `d.x/000.seg.png` is part `seg.png` of the sample with the key `d.x/000`: the last path component is cut at its
-first dot. No match, no part: the member is ignored, as is everything in a root folder like `__meta__/`.
+A member `d.x/000.seg.png` is part `seg.png` of the sample with the key `d.x/000`: the last path component is split at
+its first dot. Members that do not match are ignored, like everything in a root folder such as `__meta__/`.
 
 | name                               | key, part                                                          |
 |------------------------------------|--------------------------------------------------------------------|
@@ -13,7 +13,7 @@ first dot. No match, no part: the member is ignored, as is everything in a root 
 | `__meta__/x.txt`, `__x__`          | ignored; `__x__.json` and `d/__meta__/x.txt` are parts             |
 | `d/.h.jpg`                         | ignored with `hidden="skip"`; `d/`, `h.jpg` with `hidden="keep"`   |
 
-The last line is a quirk of Energon's own rule, kept only so that an index that Energon wrote can be matched.
+The last line is a quirk of Energon's rule, implemented only to match indices that Energon wrote.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _DOT, _SLASH, _NEWLINE, _UNDERSCORE = b"./\n_"
 
 
 def split_member_name(name: str, *, hidden: Hidden = "skip") -> tuple[str, str] | None:
-    """Split the name of a regular tar member into key and part; None where the member is no part of a sample.
+    """Split the name of a regular tar member into key and part; None if the member is not a part of a sample.
 
-    Of files like `d/.h.jpg` the table of this module says what `hidden` makes of them.
+    The table in this module's docstring shows the effect of `hidden` on files such as `d/.h.jpg`.
     """
     raw = name.encode("utf-8", "surrogateescape")
     dot = part_dot(raw, hidden)
@@ -41,7 +41,7 @@ def split_member_name(name: str, *, hidden: Hidden = "skip") -> tuple[str, str] 
 
 
 def part_dot(name: bytes, hidden: Hidden) -> int:
-    """Give the place of the dot between key and part, or -1 where the member is no part of a sample."""
+    """Return the position of the dot between key and part, or -1 if the member is not a part of a sample."""
     if name.startswith(b"__") and _in_reserved_folder(name):
         return -1
     stem = name.rfind(b"/") + 1
@@ -50,8 +50,8 @@ def part_dot(name: bytes, hidden: Hidden) -> int:
         return -1
     if dot > stem and _NEWLINE not in name:
         return dot
-    # Energon's rule in full: the key is a folder prefix on the first line of the name (may be empty, may hold dots),
-    # then at least one byte without a dot. Only a hidden file or a line break makes it differ from the simple rule.
+    # Energon's complete rule: the key is a folder prefix on the first line of the name (may be empty, may contain
+    # dots), then at least one byte without a dot. Only hidden files and line breaks distinguish it from the simple one.
     previous_dot = name.rfind(b".", 0, dot)
     first_line_end = name.find(b"\n")
     folders_end = first_line_end if first_line_end >= 0 else dot
@@ -62,7 +62,7 @@ def part_dot(name: bytes, hidden: Hidden) -> int:
 
 
 def part_dots(names: npt.NDArray[np.uint8], hidden: Hidden) -> npt.NDArray[np.int64]:
-    """(n,) place of the dot that `part_dot` finds, for many names at once; -1 for members that are no parts.
+    """(n,) position of the dot that `part_dot` finds, for many names at once; -1 for members that are not parts.
 
     Names are (n, w) bytes, each padded with zeros; the last column is all zeros.
     """
@@ -86,8 +86,8 @@ def part_dots(names: npt.NDArray[np.uint8], hidden: Hidden) -> npt.NDArray[np.in
 
 
 def _in_reserved_folder(name: bytes) -> bool:
-    """Tell whether the first path component has the form `__…__`."""
+    """Whether the first path component has the form `__…__`."""
     first, slash, _ = name.partition(b"/")
-    if not slash and first.endswith(b"\n"):  # Energon's pattern lets one line break follow
+    if not slash and first.endswith(b"\n"):  # Energon's pattern allows one line break at the end
         first = first[:-1] if first[:-1].endswith(b"__") else first
     return len(first) >= 4 and first.endswith(b"__")

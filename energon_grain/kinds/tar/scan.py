@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where every sample and every part of a tar shard lies, found without reading the payloads.
+"""Finds the location of every sample and part of a tar shard without reading the payloads.
 
-Which members count, and which of them make a sample together: see `member_names`. A new sample starts where the key
-differs from the one of the part before; members that are no parts do not matter.
+`tar.names` determines which members are parts, and which form a sample together. A new sample starts where the key
+differs from that of the previous part; members that are not parts are ignored.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _KNOWN_IN_BULK: Final = 64
 
 @dataclass(slots=True)
 class PartBatch:
-    """The parts among the members of a batch, in order of the file."""
+    """The parts among the members of a batch, in file order."""
 
-    row: npt.NDArray[np.int64]  # (m,) of the batch
+    row: npt.NDArray[np.int64]  # (m,) row in the batch
     part: npt.NDArray[np.int32]  # (m,) part name id
-    is_new_key: npt.NDArray[np.bool_]  # (m,) the key differs from the one of the part before, in this batch or the last
-    key_bytes: npt.NDArray[np.uint8]  # the keys of the new ones, one after the other
-    key_length: npt.NDArray[np.int64]  # (number of new ones,)
+    is_new_key: npt.NDArray[np.bool_]  # (m,) the key differs from that of the previous part
+    key_bytes: npt.NDArray[np.uint8]  # the new keys, concatenated
+    key_length: npt.NDArray[np.int64]  # (number of new keys,)
 
 
 class PartReader:
-    """Reads the parts of one tar, batch after batch: remembers part names and the key that came last."""
+    """Reads the parts of one tar in batches. Keeps the part names and the last key between batches."""
 
     def __init__(self, tar: TarBytes, hidden: Hidden) -> None:
         self._tar = tar
@@ -50,7 +50,7 @@ class PartReader:
     def read(self, batch: HeaderBatch) -> PartBatch:
         """Find the parts in a batch.
 
-        Raises TarError if a header has bytes in the place of the name's prefix, but is of a format without one.
+        Raises TarError if a header has bytes in the field of the name's prefix, but its format has none.
         """
         kinds = batch.headers[:, TYPE]
         regular = kinds == REGULAR
@@ -81,7 +81,7 @@ class PartReader:
             row=rows,
             part=self._number(parts),
             is_new_key=is_new,
-            key_bytes=new_keys[new_keys != 0],  # no key holds a zero byte
+            key_bytes=new_keys[new_keys != 0],  # keys contain no zero bytes
             key_length=key_length,
         )
 
@@ -140,7 +140,7 @@ class PartReader:
 
 
 def _pad(fields: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Cut (n, 100) name fields to the width in use, a multiple of 8, with at least eight zeros after each name.
+    """Trim (n, 100) name fields to the width in use, a multiple of 8, with at least eight zeros after each name.
 
     Returns:
         The names, and their lengths.
@@ -151,7 +151,7 @@ def _pad(fields: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDAr
     names[:, :width] = fields[:, :width]
     is_zero = names == 0
     lengths = is_zero.argmax(axis=1)
-    if names.size - np.count_nonzero(is_zero) != lengths.sum():  # bytes after the zero that ends a name
+    if names.size - np.count_nonzero(is_zero) != lengths.sum():  # bytes after the zero at the end of a name
         names *= np.arange(names.shape[1]) < lengths[:, None]
     return names, lengths
 
@@ -159,17 +159,17 @@ def _pad(fields: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDAr
 def _split(
     names: npt.NDArray[np.uint8], dots: npt.NDArray[np.int64], longest_part: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Cut padded names at their dots into keys and part names, both padded with zeros to multiples of 8 bytes."""
+    """Split padded names at their dots into keys and part names, both padded with zeros to multiples of 8 bytes."""
     width = -(-max(1, longest_part) // 8) * 8
     if width > 8:
         names = np.pad(names, ((0, 0), (0, width - 8)))
     dot = int(dots[0])
-    if (dots == dot).all():  # the usual case, numbered samples: plain slices
+    if (dots == dot).all():  # common case of numbered samples: plain slices
         parts = np.ascontiguousarray(names[:, dot + 1 : dot + 1 + width])
         keys = np.zeros((len(names), (dot + 7) // 8 * 8), np.uint8)
         keys[:, :dot] = names[:, :dot]
         return keys, parts
-    flat = np.ndarray((names.size - 7,), "<u8", names, 0, (1,))  # the eight bytes from each place on
+    flat = np.ndarray((names.size - 7,), "<u8", names, 0, (1,))  # the eight bytes from each offset
     places = np.arange(len(names)) * names.shape[1] + dots + 1
     parts = flat[places[:, None] + np.arange(0, width, 8)].view(np.uint8)
     return names * (np.arange(names.shape[1]) < dots[:, None]), parts
@@ -183,20 +183,20 @@ def _no_parts() -> PartBatch:
 def scan_tar(
     path: str | os.PathLike[str], *, hidden: Hidden = "skip", strategy: Strategy = "auto", keep: bool = False
 ) -> ShardScan:
-    """Scan a tar shard: ustar, GNU and PAX, with their long names and large sizes.
+    """Scan a tar shard: ustar, GNU and PAX, including long names and large sizes.
 
-    Reads only headers where members are large: above a mean of 16 KiB in a file, of 256 KiB in an object store.
-    Memory: a few MiB (up to 24 for an object), and about 40 bytes a sample and 24 a part for the result. A tar without
-    any sample is fine here.
+    Reads only headers if members are large: above a mean of 16 KiB in a file, of 256 KiB in an object store.
+    Memory: a few MiB (up to 24 for an object), and about 40 bytes per sample and 24 per part for the result. A tar
+    without samples is valid.
 
     Args:
         path: The tar file, or its URL.
         hidden: "skip" ignores hidden files everywhere; "keep" reproduces Energon, where `d/.h.jpg` makes a sample `d/`.
-        strategy: How headers are found; "auto" goes by the size of the members. The result does not depend on it.
-        keep: Where payloads of an object are read in passing, they stay in the block cache.
+        strategy: How headers are found; "auto" depends on the size of the members. Does not affect the result.
+        keep: Whether payloads of an object that are read in passing stay in the block cache.
 
     Raises:
-        OSError: The file is not there or may not be read.
+        OSError: The file does not exist or cannot be read.
         TarError: It is damaged, compressed, or has hard links or sparse members. Names file, member and offset.
     """
     with TarBytes(path, keep=keep) as tar:

@@ -38,8 +38,8 @@ Int64Array = npt.NDArray[np.int64]
 class TarRows(IndexedRows):
     """The samples of all shards of a prepared dataset of tars.
 
-    Opening maps the columnar index and reads no shard, whatever their number; the first read from a shard checks that
-    it still is the file that was indexed.
+    Opening maps the columnar index and reads no shard, for any number of shards. The first read of a shard checks that
+    it is the file that was indexed.
     """
 
     def __init__(self, path: str | os.PathLike[str] | DataFolder, **options: Unpack[RowOptions]) -> None:
@@ -49,12 +49,12 @@ class TarRows(IndexedRows):
 
     @cached_property
     def _paths(self) -> list[str]:
-        """Of all shards; made on first use, which takes a second for a million of them."""
+        """Paths of all shards; built on first use, which takes a second for a million shards."""
         return self._folder.shards(self._index.shards)
 
     @property
     def remote_files(self) -> Sequence[RemoteFiles]:
-        """What reads the shards where they lie in an object store."""
+        """Readers of shards in an object store."""
         return (self._store,) if isinstance(self._store, RemoteFiles) else ()
 
     def extents(self, numbers: Int64Array) -> list[RemoteExtents]:
@@ -68,7 +68,7 @@ class TarRows(IndexedRows):
         return [remote_extents(files, self._paths, shard[owner], start, size, owner) for files in self.remote_files]
 
     def read_rows(self, numbers: Int64Array, keys: list[str] | None = None) -> RawBatch:
-        """See `Rows.read_rows`; keys that are known are not looked up."""
+        """See `Rows.read_rows`. Known keys are not looked up."""
         shard = self._shard_of(numbers)
         owner, rows = self._part_rows(numbers)
         name, offset, size = self._described(rows)
@@ -93,7 +93,7 @@ class TarRows(IndexedRows):
         size: Int64Array,
         lazy: npt.NDArray[np.bool_] | None,
     ) -> Sequence[bytes | ByteStream | None]:
-        """Parts, once all `shards` are checked: the bytes, or a stream of those that are `lazy`."""
+        """Check all `shards`, then return parts: streams of `lazy` ones, bytes of the others."""
         if lazy is None:
             return self._payloads(shards, file, offset, size)
         now = ~lazy
@@ -101,15 +101,15 @@ class TarRows(IndexedRows):
         return merged(lazy, read, self._streams(file[lazy], offset[lazy], size[lazy]))
 
     def _streams(self, file: Int64Array, offset: Int64Array, size: Int64Array) -> list[ByteStream]:
-        """Streams of bytes [offset[i], offset[i] + size[i]) of shard file[i], which must have been checked."""
+        """Streams of bytes [offset[i], offset[i] + size[i]) of shard file[i]. Shards must have been checked."""
         return list(map(self.stream, file.tolist(), offset.tolist(), size.tolist()))
 
     def stream(self, shard: int, offset: int, size: int) -> ByteStream:
-        """A part of the shard of this number, with the index that it lacks, if one was made; see `index_videos`.
+        """A part of the shard with this number, with a generated seek index if it has none; see `index_videos`.
 
         Raises:
             ReadError: The shard cannot be read.
-            IndexFileError: What was made is damaged.
+            IndexFileError: The generated index is damaged.
         """
         table = self._seek_table
         inserted = (0, b"") if table is None else table.find(shard, offset, size)
@@ -120,26 +120,26 @@ class TarRows(IndexedRows):
         return open_seek_table(self._folder.local, self._index.content_id)
 
     def _payloads(self, shards: Int64Array, file: Int64Array, offset: Int64Array, size: Int64Array) -> Sequence[bytes]:
-        """Bytes [offset[i], offset[i] + size[i]) of shard file[i], once all `shards` are checked."""
+        """Check all `shards`, then return bytes [offset[i], offset[i] + size[i]) of shard file[i]."""
         self._check_shards(shards)
-        if len(size) == 1:  # nothing to bring together, and that takes half of the time of a single file
+        if len(size) == 1:  # nothing to merge; merging would take half of the time
             return self._read_spans(file, offset, offset + size)
         gap, solo = self.coalescing
         spans = coalesce(file, offset, size, merge_gap_bytes=gap, solo_bytes=solo)
         return spans.cut(self._read_spans(spans.file, spans.start, spans.stop), size)
 
     def _read_spans(self, file: Int64Array, start: Int64Array, stop: Int64Array) -> list[bytes]:
-        """Bytes [start[i], stop[i]) of shard file[i], which must have been checked."""
+        """Bytes [start[i], stop[i]) of shard file[i]. Shards must have been checked."""
         with needing_shards(self._folder):
             return self._store.read_spans(self._paths, file, start, stop)
 
     @property
     def coalescing(self) -> tuple[int, int]:
-        """How near each other, and how small, ranges are that its store reads as one; see `coalesce`."""
+        """The maximum gap and size for merging ranges into one read of the store; see `coalesce`."""
         return self._store.merge_gap_bytes, self._store.solo_bytes
 
     def _check_shards(self, shard: Int64Array) -> None:
-        """Compare size and end marker of shards that have not been read from before with the index."""
+        """Compare size and end marker of shards with the index before their first read."""
         verified = self._verified[shard]
         if verified.all():
             return
@@ -149,45 +149,46 @@ class TarRows(IndexedRows):
         self._verified[numbers] = True
 
     def close(self) -> None:
-        """Close the shards; reading again opens them."""
+        """Close the shards. The next read opens them again."""
         self._store.close()
 
 
 class WebDatasetSource(IndexedSource):
     """The samples of some shards of a prepared dataset, in the order of the shards.
 
-    Opening maps the columnar index and reads no shard, whatever their number; the first read from a shard checks that
-    it still is the file that was indexed.
+    Opening maps the columnar index and reads no shard, for any number of shards. The first read of a shard checks that
+    it is the file that was indexed.
 
     Args:
-        path: The dataset's folder (the one that holds `.nv-meta`): a path, a URL, or what `open_folder` made of it.
+        path: The dataset's folder (the one with `.nv-meta`): a path, a URL, or the result of `open_folder`.
         shards: Names of the shards to serve, in order; default: all of them, in the order of `.info.json`.
-        parts: Which parts to read: names, or a predicate on the name; default: all.
-        lazy: Which of these to give as a `ByteStream` and not to read; see `LazyFrom`.
-        start: First sample to serve, counted over `shards` before `excluded` are taken out.
-        stop: One past the last sample, counted likewise; default: the end.
-        excluded: (shard, key) of samples to leave out. The length and the indices count what remains.
-        where: Which of the others to serve, by their columns; default: all.
-        runs: First sample of each of `shards` to serve, and one past the last; then none is excluded. Default: all.
-        index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
-        info: What its `.info.json` says, where that was read already.
+        parts: Parts to read: names, or a predicate on the name; default: all.
+        lazy: Which of these are returned as a `ByteStream` instead of being read; see `LazyFrom`.
+        start: First sample to serve, counted over `shards` before `excluded` are removed.
+        stop: One past the last sample, counted in the same way; default: the end.
+        excluded: (shard, key) of samples to leave out. The length and the indices count the remaining samples.
+        where: Condition on columns that served samples meet; default: none.
+        runs: First sample of each of `shards` to serve, and one past the last; not combined with `excluded`. Default:
+            all.
+        index_cache_dir: Folder for a missing columnar index if the dataset is not writable.
+        info: The content of its `.info.json`, if already read.
 
     Raises:
         DatasetNotFoundError: `path` is not a prepared dataset.
-        ConfigError: The range or a shard does not fit.
-        StaleIndexError: The index does not fit the shards.
-        EmptyDatasetError: No sample is left.
-        KeyNotFoundError: There is no column that `where` asks for; says which command makes it.
+        ConfigError: The range or a shard does not exist.
+        StaleIndexError: The index does not match the shards.
+        EmptyDatasetError: No samples are selected.
+        KeyNotFoundError: A column in `where` does not exist. Names the command that creates it.
     """
 
     _kind = TarRows
 
     def read(self, indices: Int64Array, *, keys: list[str] | None = None) -> RawBatch:
-        """Read samples in the order asked for. See `Source.read`.
+        """Read samples in the order requested. See `Source.read`.
 
         Args:
-            indices: Of the samples.
-            keys: Theirs, where they are known.
+            indices: Indices of the samples.
+            keys: Keys of the samples, if known.
         """
         batch = self._rows.read_rows(self.numbers(indices), keys)
         batch.indices = np.asarray(indices, np.int64)
@@ -197,21 +198,21 @@ class WebDatasetSource(IndexedSource):
         return self.read(indices, keys=keys)
 
     def stream(self, shard: int, offset: int, size: int) -> ByteStream:
-        """A part of the shard of this number, with the index that it lacks, if one was made; see `index_videos`.
+        """A part of the shard with this number, with a generated seek index if it has none; see `index_videos`.
 
         Raises:
             ReadError: The shard cannot be read.
-            IndexFileError: What was made is damaged.
+            IndexFileError: The generated index is damaged.
         """
         return self._rows.stream(shard, offset, size)
 
     @property
     def coalescing(self) -> tuple[int, int]:
-        """How near each other, and how small, ranges are that its store reads as one; see `coalesce`."""
+        """The maximum gap and size for merging ranges into one read of the store; see `coalesce`."""
         return self._rows.coalescing
 
     def _read_key(self) -> Hashable:
-        """See `ReadInGroups`. A class made of this one may read in its own way, so it is not grouped."""
+        """See `ReadInGroups`. A subclass may read in its own way, so it is not grouped."""
         if type(self) is not WebDatasetSource:
             return None
         rows = self._rows
@@ -224,24 +225,24 @@ class WebDatasetSource(IndexedSource):
 
 @public
 class WebdatasetFileStore(IndexedFileStore[bytes]):
-    """Reads single files out of tar shards; a key is the full name of a member, `folder/000012.jpg`.
+    """Reads single files from tar shards. A key is the full name of a member, `folder/000012.jpg`.
 
-    All shards are served: splits, subsets and excluded samples have no meaning here. Names count as the archive writes
-    them. Opening maps the columnar index and reads no shard; shards that were read from stay open, 40 of them at most.
+    All shards are served, independent of splits, subsets and excludes. Names are those in the archive, not normalised.
+    Opening maps the columnar index and reads no shard. At most 40 of the shards read stay open.
 
     Args:
-        path: The dataset's folder (the one that holds `.nv-meta`): a path, a URL, or what `open_folder` made of it.
-        index_cache_dir: Where a missing columnar index is built when the dataset is not writable.
+        path: The dataset's folder (the one with `.nv-meta`): a path, a URL, or the result of `open_folder`.
+        index_cache_dir: Folder for a missing columnar index if the dataset is not writable.
 
     Raises:
         DatasetNotFoundError: `path` is not a prepared dataset.
-        StaleIndexError: The index does not fit the shards.
+        StaleIndexError: The index does not match the shards.
     """
 
     _kind = TarRows
 
     def read(self, keys: Sequence[str]) -> list[tuple[bytes, SourceInfo]]:
-        """Read files in the order asked for; neighbours in a shard are read together. See `FileStore.read`."""
+        """Read files in the order requested; neighbors in a shard are read together. See `FileStore.read`."""
         return WebdatasetFileStore.read_or_open(self, keys, None)
 
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
@@ -257,41 +258,41 @@ class WebdatasetFileStore(IndexedFileStore[bytes]):
         return self._with_sources(keys, samples, data)
 
     def _find(self, key: str) -> tuple[int, int] | None:
-        # "keep": an index that was made without hidden files has none to be found.
+        # "keep": an index without hidden files finds none.
         split = split_member_name(key, hidden="keep")
         sample = None if split is None or split[1] not in self._parts else self._index.find(split[0])
         row = None if split is None or sample is None else self._row(sample, split[1])
         return None if sample is None or row is None else (sample, row)
 
     def _why_not(self, key: str) -> str:
-        said = f"there is no file {key!r}"
+        message = f"no file {key!r}"
         split = split_member_name(key, hidden="keep")
         if split is None:
-            return f"{said}; a key is the full name of a file in a shard, folders and endings included"
+            return f"{message}; a key is the full name of a file in a shard, including folders and endings"
         sample = self._index.find(split[0])
         if sample is None:
-            return f"{said}, nor any other of a sample {split[0]!r}; a key is the full name of a file in a shard"
+            return f"{message}, and no sample {split[0]!r}; a key is the full name of a file in a shard"
         rows = self._index.part_name[self._index.part_start[sample] : self._index.part_start[sample + 1]]
         names = ", ".join(f"{split[0]}.{self._index.part_names[number]}" for number in rows.tolist())
-        return f"{said}; the sample {split[0]!r} has {names}"
+        return f"{message}; the sample {split[0]!r} has {names}"
 
 
 _Run: TypeAlias = tuple[int, int, int]
-"""Number of a source, and the first and one past the last of its samples where these are sorted by source."""
+"""Number of a source, and the first and one past the last of its samples, sorted by source."""
 
 
 class WebDatasetGroup:
-    """Several datasets whose samples are read together: in numpy for all at once, and side by side from object stores.
+    """Several datasets whose samples are read together: in numpy for all at once, and in parallel from object stores.
 
-    Of a thousand datasets a chunk has a few samples each, and for few every call costs as much as for many. All have
-    the same parts in the same order; see `WebDatasetSource._read_key`.
+    With a thousand datasets, a chunk has a few samples of each, and a call costs about the same for few samples as for
+    many. All have the same parts in the same order; see `WebDatasetSource._read_key`.
     """
 
     def __init__(self, sources: Sequence[WebDatasetSource]) -> None:
         self._sources = sources
         self._rows: list[TarRows] = [source._rows for source in sources]
         self._selections = [source._selection for source in sources]
-        # The stretches of all in one row, and the samples and shards of all datasets.
+        # All stretches concatenated, and the samples and shards of all datasets.
         self._begin = np.cumsum([0, *(each.total for each in self._selections)])[:-1]
         self._number = np.cumsum([0, *(len(rows._index) for rows in self._rows)])[:-1]
         self._first_file = np.cumsum([0, *(len(rows._index.shards) for rows in self._rows)])
@@ -303,7 +304,7 @@ class WebDatasetGroup:
         self._shard_first = np.concatenate([rows._shard_first[:-1] + at for rows, at in firsts])
         self._start = np.array([each.start for each in self._selections])
         self._length = np.array([len(source) for source in sources])
-        # Of those that are no plain ranges: their numbers, without and with a bitmap.
+        # Selections that are not plain ranges: their numbers, without and with a bitmap.
         others = list(enumerate(self._selections))
         self._excluding, self._narrowed = (
             [number for number, each in others if not each.is_range and each.has_bitmap is bitmap]
@@ -312,7 +313,7 @@ class WebDatasetGroup:
         self._checked = np.zeros(self._first_file[-1], np.bool_)
 
     def read(self, which: npt.NDArray[np.integer[Any]], indices: Int64Array) -> RawBatch:
-        """Read samples, of the (n,) numbered sources, in the order asked for. See `Source.read`."""
+        """Read samples of the (n,) numbered sources, in the order requested. See `Source.read`."""
         order = np.argsort(which, kind="stable")
         which = which[order]
         samples, shard = self._resolve(which, indices[order])
@@ -328,7 +329,7 @@ class WebDatasetGroup:
             shards += [source._index.shards[number] for number in numbers[begin:end]]
             source._touch(samples[begin:end])
 
-        # From here on in the order asked for.
+        # From here on, in the order requested.
         asked = np.argsort(order[owner], kind="stable")
         owner, name, offset, size = owner[asked], name[asked], offset[asked], size[asked]
         file = shard + self._first_file[which]
@@ -356,7 +357,7 @@ class WebDatasetGroup:
     def _parts(
         self, runs: list[_Run], samples: Int64Array
     ) -> tuple[Int64Array, npt.NDArray[np.int32], Int64Array, Int64Array]:
-        """(m,) place of the sample, name, offset and size of every wanted part. See `IndexedSource._part_rows`."""
+        """(m,) sample index, name, offset and size of every wanted part. See `IndexedSource._part_rows`."""
         first, last, after = np.empty_like(samples), np.empty_like(samples), samples + 1
         for number, begin, end in runs:
             source = self._rows[number]
@@ -397,7 +398,7 @@ class WebDatasetGroup:
         return number - self._number[which], shard - self._first_file[which]
 
     def _check(self, runs: list[_Run], shard: Int64Array, file: Int64Array) -> None:
-        """As `WebDatasetSource._check_shards`: shard and file, among those of all sources, of each sample."""
+        """As `WebDatasetSource._check_shards`. Shard and file number of each sample, among those of all sources."""
         if self._checked[file].all():
             return
 
@@ -417,7 +418,7 @@ class WebDatasetGroup:
         size: Int64Array,
         lazy: npt.NDArray[np.bool_],
     ) -> list[ByteStream]:
-        """Streams of those parts that are `lazy`: of which source and shard each is."""
+        """Streams of the parts that are `lazy`, with their sources and shards."""
         places = np.flatnonzero(lazy)[:, None]
         return [
             stream
@@ -426,7 +427,7 @@ class WebDatasetGroup:
         ]
 
     def _bytes(self, runs: list[_Run], spans: Spans) -> list[bytes]:
-        """What lies in spans, in their order, which is that of the sources."""
+        """The bytes of spans, in their order, which is that of the sources."""
         numbers = [number for number, _, _ in runs]
         first = self._first_file[numbers]
         cuts = [*np.searchsorted(spans.file, first).tolist(), len(spans.file)]
@@ -443,7 +444,7 @@ class WebDatasetGroup:
 def merged(
     lazy: npt.NDArray[np.bool_], read: Iterable[bytes | None], streams: Iterable[ByteStream]
 ) -> list[bytes | ByteStream | None]:
-    """Streams where `lazy` is true, what was read elsewhere, each in its order."""
+    """Merge streams where `lazy` is true with bytes elsewhere, each in order."""
     of = iter(read), iter(streams)
     return [next(of[is_lazy]) for is_lazy in lazy.tolist()]
 
@@ -458,9 +459,9 @@ def _columns(
     values: Sequence[bytes | ByteStream | None],
     count: int,
 ) -> tuple[_Columns, list[tuple[str, ...]] | None]:
-    """One list for each part name, and the orders of parts, as `RawBatch` has both.
+    """One list per part name, and the orders of parts, as in `RawBatch`.
 
-    Where a sample has a part twice, the later one counts. Owners, 0 to `count`, ascend.
+    If a sample has a part twice, the last one counts. Owners, 0 to `count`, are ascending.
     """
     width = len(owner) // max(1, count)
     if width * count == len(owner):
@@ -478,7 +479,7 @@ def _columns(
 
 
 def _orders(names: Sequence[str], owner: Int64Array, name: npt.NDArray[np.int32], count: int) -> list[tuple[str, ...]]:
-    """The part names of each sample, in their order; samples with the same ones share a tuple."""
+    """The part names of each sample, in order; samples with the same names share a tuple."""
     numbers = name.tobytes()
     ends: list[int] = (np.searchsorted(owner, np.arange(count + 1)) * name.itemsize).tolist()
     known: dict[bytes, tuple[str, ...]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All headers of a tar, batch by batch, found in the way that suits the sizes of its members."""
+"""Reads all headers of a tar in batches, by a strategy suited to the sizes of its members."""
 
 from __future__ import annotations
 
@@ -49,35 +49,35 @@ from energon_grain.storage.scanned_bytes import FileBytes, ScannedBytes
 
 @dataclass(slots=True)
 class HeaderBatch:
-    """A run of headers in the order of the file, extension headers among them.
+    """A run of headers in file order, including extension headers.
 
-    Their chain is checked: each lies where the one before says that the next is.
+    Their chain is verified: each is at the offset given by the previous one.
     """
 
     headers: npt.NDArray[np.uint8]  # (n, 512) contiguous
-    offset: npt.NDArray[np.int64]  # (n,) of the header
-    start: npt.NDArray[np.int64]  # (n,) of the member: its first extension header, or the header itself
+    offset: npt.NDArray[np.int64]  # (n,) offset of the header
+    start: npt.NDArray[np.int64]  # (n,) start of the member: its first extension header, or the header itself
     size: npt.NDArray[np.int64]  # (n,) payload bytes
-    names: dict[int, bytes] = field(default_factory=dict[int, bytes])  # row -> name that an extension header gives
+    names: dict[int, bytes] = field(default_factory=dict[int, bytes])  # row -> name from an extension header
 
     def __len__(self) -> int:
         return len(self.offset)
 
     def head(self, rows: int) -> HeaderBatch:
-        """Give the first `rows` headers."""
+        """Return the first `rows` headers."""
         names = {row: name for row, name in self.names.items() if row < rows}
         return HeaderBatch(self.headers[:rows], self.offset[:rows], self.start[:rows], self.size[:rows], names)
 
 
 @dataclass(slots=True)
 class Walked:
-    """What one step of a walk over the headers of a tar gave."""
+    """The result of one step of a walk over the headers of a tar."""
 
     batch: HeaderBatch
-    next_offset: int  # where the next header is to be found; at the end: of the first zero block
+    next_offset: int  # of the next header; at the end: of the first zero block
     at_end: bool = False
-    stopped: bool = False  # at something that only hops know what to do with
-    error: TarError | None = None  # why the walk cannot go on; defects inside the batch come before it
+    stopped: bool = False  # at a header that only hops can handle
+    error: TarError | None = None  # ends the walk; defects inside the batch precede it
 
 
 _COMPRESSED = {
@@ -86,19 +86,19 @@ _COMPRESSED = {
     b"\xfd7zXZ\0": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
-    b"\x02\x21\x4c\x18": "lz4",  # of its first versions, and `lz4 -l`
+    b"\x02\x21\x4c\x18": "lz4",  # early versions, and `lz4 -l`
     b"\x1f\x9d": "compress",
     b"\x5d\0\0": "lzma",
     b"LZIP": "lzip",
     b"\x89LZO": "lzo",
 }
-"""What files begin with, by the tool that compressed them."""
+"""Magic bytes of compressed files, with the tool that wrote them."""
 
 
 class TarBytes:
-    """One open tar file or object, never mapped, so one that shrinks meanwhile is an error and not a crash.
+    """One open tar file or object. Never memory-mapped, so a file that shrinks during a read is an error, not a crash.
 
-    Raises OSError, and TarError where it is not a regular file, is empty, or is compressed.
+    Raises OSError, and TarError if it is not a regular file, is empty, or is compressed.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep: bool = False) -> None:
@@ -119,27 +119,27 @@ class TarBytes:
 
     def read(self, offset: int, size_bytes: int) -> bytes:
         """Read exactly `size_bytes` at `offset`. Raises TarError."""
-        data = self.data.alone(offset, size_bytes)
+        data = self.data.read_random(offset, size_bytes)
         if len(data) < size_bytes:
-            raise self.truncated(offset, f"{size_bytes} bytes are needed here")
+            raise self.truncated(offset, f"expected {size_bytes} bytes")
         return data
 
     def error(self, offset: int, what: str, rule: str, member: bytes | None = None) -> TarError:
-        """Make an error that names file, member and offset, then says what is wrong and what to do."""
+        """An error that names file, member and offset, the problem and the remedy."""
         name = "" if member is None else f"{member.decode('utf-8', 'backslashreplace')} "
         return TarError(f"{self.path}: {name}@ {offset}: {what}. {rule}")
 
     def truncated(self, offset: int, what: str, member: bytes | None = None) -> TarError:
-        """Make the error for a file that ends inside a member."""
+        """The error for a file that ends inside a member."""
         return self.error(
             offset,
-            f"the file is truncated, or a header claims an absurd size: {what}, but the file ends at {self.size_bytes}",
+            f"the file is truncated, or a header declares a wrong size: {what}, but the file ends at {self.size_bytes}",
             "Copy or create the shard again.",
             member,
         )
 
     def _open_file(self) -> FileBytes:
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a fifo must not block us
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
         try:
             mode = os.fstat(descriptor).st_mode
             if stat.S_ISDIR(mode):
@@ -152,22 +152,22 @@ class TarBytes:
             raise
 
     def incomplete(self, offset: int, rest: bytes) -> NoReturn:
-        """Say why a block is shorter than it must be."""
+        """Raise the error for a block that is too short."""
         if rest.strip(b"\0"):
-            raise self.truncated(offset, f"a header of {BLOCK} bytes must be here")
+            raise self.truncated(offset, f"expected a header of {BLOCK} bytes")
         raise self.error(
             offset,
             f"the end-of-archive marker is missing: the file ends at {offset + len(rest)}",
             f"A tar ends with two blocks of {BLOCK} zero bytes, so this one may have lost members: create it again, "
-            f"or, if you are sure that it is whole, append two zero blocks "
+            f"or, if it is certainly complete, append two zero blocks "
             f"(truncate -s {offset + 2 * BLOCK} '{self.path}').",
         )
 
     def _check_start(self) -> None:
         if not self.size_bytes:
             raise self.error(0, "the file is empty", "Even a tar without members has two zero blocks: create it again.")
-        start = self.data.alone(0, BLOCK)
-        if len(start) == BLOCK and checksum_holds(start):  # a first member may well be called `BZh.txt`
+        start = self.data.read_random(0, BLOCK)
+        if len(start) == BLOCK and checksum_holds(start):  # a first member may be named `BZh.txt`
             return
         for magic, name in _COMPRESSED.items():
             if start.startswith(magic):
@@ -186,9 +186,9 @@ _MAX_DIGITS: Final = 19
 
 @dataclass(slots=True)
 class Extension:
-    """What the extension headers before one member say about it."""
+    """The information that extension headers give about the next member."""
 
-    start: int  # offset of the first of them that belongs to the member
+    start: int  # offset of the first one that belongs to the member
     headers: int = 0
     name: bytes | None = None
     link_name: bytes | None = None
@@ -196,9 +196,9 @@ class Extension:
     sparse: bool = False
 
     def add(self, tar: TarBytes, offset: int, kind: int, payload: bytes) -> None:
-        """Take in one extension header at `offset`. Where two say the same thing, the first counts, as in `tarfile`.
+        """Process one extension header at `offset`. If two contain the same field, the first counts, as in `tarfile`.
 
-        Raises TarError: the payload is not what its type demands, or a global header gives path or size of all members.
+        Raises TarError if the payload is invalid for its type, or a global header sets path or size of all members.
         """
         self.headers += 1
         if self.headers > _MAX_CHAIN:
@@ -212,7 +212,7 @@ class Extension:
 
     def _name(self, tar: TarBytes, offset: int, name: bytes) -> None:
         if not name or b"\0" in name:
-            raise tar.error(offset, "an extension header gives an empty name, or one with a zero byte", _RULE)
+            raise tar.error(offset, "an extension header contains an empty name, or one with a zero byte", _RULE)
         if self.name is None:
             self.name = name
 
@@ -227,17 +227,17 @@ class Extension:
             elif keyword == b"linkpath":
                 self.link_name = self.link_name or value
             elif keyword == b"size":
-                digits = value.lstrip(b"0")  # of which there may be any number
+                digits = value.lstrip(b"0")  # any number of zeros is allowed
                 if not value.isdigit() or len(digits) > _MAX_DIGITS:
-                    raise tar.error(offset, f"a PAX header gives the size {value[:40]!r}", _RULE)
+                    raise tar.error(offset, f"a PAX header contains the size {value[:40]!r}", _RULE)
                 size = int(digits or b"0")
             else:
                 continue
             if kind == PAX_GLOBAL:
                 raise tar.error(
                     offset,
-                    f"a global PAX header gives {keyword.decode('ascii', 'replace')!r} of all members",
-                    "Only the PAX header of one member may do so: create the shard again.",
+                    f"a global PAX header sets {keyword.decode('ascii', 'replace')!r} for all members",
+                    "Only the PAX header of a single member may set it: create the shard again.",
                 )
         if path is not None:
             self._name(tar, offset, path)
@@ -249,7 +249,7 @@ def _parse_records(tar: TarBytes, offset: int, payload: bytes) -> list[tuple[byt
     r"""Split a PAX payload into keywords and values.
 
     Example:
-        `b"16 path=abc.jpg\n"` is 16 bytes long and gives `(b"path", b"abc.jpg")`.
+        `b"16 path=abc.jpg\n"` is 16 bytes long and contains `(b"path", b"abc.jpg")`.
     """
     records: list[tuple[bytes, bytes]] = []
     start = 0
@@ -259,7 +259,7 @@ def _parse_records(tar: TarBytes, offset: int, payload: bytes) -> list[tuple[byt
         end = start + int(digits) if digits.isdigit() else 0
         keyword, equals, value = payload[blank + 1 : end - 1].partition(b"=")
         if not blank < end <= len(payload) or payload[end - 1 : end] != b"\n" or not (keyword and equals):
-            raise tar.error(offset, f"byte {start} of a PAX header starts no record of '<length> <key>=<value>'", _RULE)
+            raise tar.error(offset, f"no record '<length> <key>=<value>' at byte {start} of a PAX header", _RULE)
         records.append((keyword, value))
         start = end
     return records
@@ -271,11 +271,11 @@ _RULE: Final = "The shard is damaged: copy or create it again."
 _CHUNK_BYTES: Final = 4 << 20
 _PIECE_BYTES: Final = 256 << 10
 _MAGIC: Final = np.frombuffer(b"usta", "<u4")[0]
-_DIRECTORY_LIKE: Final = tuple(b"23456")  # symlinks, devices, folders, fifos: no payload, whatever their size says
+_DIRECTORY_LIKE: Final = tuple(b"23456")  # symlinks, devices, folders, FIFOs: no payload, even if their size is not 0
 
 
 class HeaderGrid:
-    """Finds runs of plain headers; keeps its buffers, so a batch is good only until the next run."""
+    """Finds runs of plain headers. Reuses its buffers, so a batch is valid only until the next run."""
 
     def __init__(self, tar: TarBytes) -> None:
         self._tar = tar
@@ -284,14 +284,14 @@ class HeaderGrid:
         self._headers = np.empty((_CHUNK_BYTES // BLOCK, BLOCK), np.uint8)
 
     def run(self, offset: int) -> Walked:
-        """Find the plain headers in the 4 MiB from the header at `offset` on; none if that is no plain one."""
+        """Find the plain headers in the 4 MiB from the header at `offset`; none if that header is not plain."""
         headers, places, blocks = self._candidates(offset)
         if not len(places) or places[0] != 0:
             headers, places, sizes, end, stopped = headers[:0], places[:0], places[:0], 0, True
         else:
             sizes, following = _follow(headers, places)
             rows, end, stopped = _chain(places, following, blocks)
-            if len(rows) and offset + end * BLOCK >= self._tar.size_bytes:  # a size too large, or no end marker
+            if len(rows) and offset + end * BLOCK >= self._tar.size_bytes:  # size too large, or no end marker
                 rows, end, stopped = rows[:-1], int(places[rows[-1]]), True
             if len(rows) < len(places):
                 headers, sizes, places = headers[rows], sizes[rows], places[rows]
@@ -299,10 +299,10 @@ class HeaderGrid:
         return Walked(HeaderBatch(headers, at, at, sizes), offset + end * BLOCK, stopped=stopped)
 
     def _candidates(self, offset: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], int]:
-        """Collect the blocks with the magic, in pieces that stay in the cache of the core.
+        """Collect the blocks with the magic, in pieces that fit into the core's cache.
 
         Returns:
-            The (n, 512) candidates, their (n,) block numbers from `offset`, and the number of blocks looked at.
+            The (n, 512) candidates, their (n,) block numbers from `offset`, and the number of blocks read.
         """
         places: list[npt.NDArray[np.int64]] = []
         blocks, count = 0, 0
@@ -321,7 +321,7 @@ class HeaderGrid:
 def _follow(
     headers: npt.NDArray[np.uint8], places: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Give each candidate's size and the block after its payload, -1 where it is no plain member."""
+    """Return each candidate's size and the block after its payload, -1 if it is not a plain member."""
     kinds = headers[:, TYPE]
     sizes = read_sizes(headers)
     following = places + 1 + (sizes + (BLOCK - 1)) // BLOCK
@@ -341,11 +341,11 @@ def _chain(
     """Keep the candidates that a chain from the first one reaches.
 
     Example:
-        Candidates at blocks 0, 2, 3, 6 followed by blocks 2, 6, 9, 8 of 8 in the chunk: 0 leads to 2, 2 leads to 6, so
-        the one at 3 lies inside a payload; rows 0, 1, 3 are kept and the next header is in block 8.
+        Candidates at blocks 0, 2, 3, 6 with next blocks 2, 6, 9, 8 of 8 in the chunk: 0 leads to 2, 2 leads to 6, so
+        the one at 3 is inside a payload; rows 0, 1, 3 are kept and the next header is in block 8.
 
     Returns:
-        The rows kept, the block where the chain goes on, and whether it stopped at something unusual.
+        The rows kept, the block where the chain continues, and whether it stopped at an unusual header.
     """
     breaks = np.flatnonzero(following[:-1] != places[1:])
     kept: list[npt.NDArray[np.int64]] = []
@@ -369,12 +369,12 @@ _PLAIN_SIZE: Final = re.compile(rb"[0-7]{11}[\0 ]")
 
 
 class HeaderHops:
-    """Walks from header to header, whatever their kind: through a window (small members) or one by one."""
+    """Walks from header to header of any kind: through a window (small members) or one by one."""
 
     def __init__(self, tar: TarBytes, *, window: bool) -> None:
         self._tar = tar
-        self._read = tar.data.near if window else tar.data.alone
-        # The header that an error is about is among them: a bad checksum of it explains more.
+        self._read = tar.data.read_sequential if window else tar.data.read_random
+        # Includes the header that caused an error: its bad checksum explains more.
         self._headers: list[bytes] = []
         self._offsets: list[int] = []
         self._sizes: list[int] = []
@@ -382,7 +382,7 @@ class HeaderHops:
         self._names: dict[int, bytes] = {}
 
     def run(self, offset: int, limit: int) -> Walked:
-        """Walk from the header, or end marker, at `offset` over about `limit` headers, to the end of a member."""
+        """Walk about `limit` headers from the header or end marker at `offset`, up to the end of a member."""
         at_end, error = False, None
         try:
             while len(self._headers) < limit and not at_end:
@@ -400,7 +400,7 @@ class HeaderHops:
         return Walked(batch, offset, at_end, error=error)
 
     def _plain(self, offset: int, limit: int) -> tuple[int, bytes | None]:
-        """Take in plain headers; give the offset of the next, and that one if it is something else."""
+        """Collect plain headers; return the offset of the next header, and that header if it is not plain."""
         read, plain_size, file_size = self._read, _PLAIN_SIZE.match, self._tar.size_bytes
         headers, offsets, sizes = self._headers, self._offsets, self._sizes
         while len(headers) < limit:
@@ -426,7 +426,7 @@ class HeaderHops:
         return block
 
     def _special(self, offset: int, block: bytes) -> int:
-        """Take in a header of any kind, with the extension headers before it; give the offset of the next."""
+        """Process a header of any kind with its extension headers; return the offset of the next header."""
         tar, extension = self._tar, Extension(start=-1)
         while block[TYPE] in EXTENSION_TYPES:
             kind = block[TYPE]
@@ -434,8 +434,8 @@ class HeaderHops:
             if size > MAX_EXTENSION_BYTES:
                 raise tar.error(
                     offset,
-                    f"an extension header of {size} bytes",
-                    f"Names and PAX records may take {MAX_EXTENSION_BYTES} bytes; the shard is probably damaged.",
+                    f"an extension header has {size} bytes",
+                    f"Names and PAX records may have up to {MAX_EXTENSION_BYTES} bytes; the shard is probably damaged.",
                 )
             if kind != PAX_GLOBAL and extension.start < 0:
                 extension.start = offset
@@ -460,7 +460,7 @@ class HeaderHops:
         return after
 
     def _append(self, offset: int, block: bytes, known_size: int | None = None) -> int:
-        """Note a header and give its size, or `known_size` where an extension header gave it."""
+        """Record a header and return its size, or `known_size` from an extension header."""
         self._headers.append(block)
         self._offsets.append(offset)
         self._sizes.append(0)
@@ -469,7 +469,7 @@ class HeaderHops:
         except ValueError as error:
             raise self._damaged(offset, block, f"the size field is damaged: {error}") from None
         if not 0 <= size < 1 << 62:
-            raise self._damaged(offset, block, f"the header claims an impossible size of {size} bytes")
+            raise self._damaged(offset, block, f"the header declares an impossible size of {size} bytes")
         self._sizes[-1] = size
         return size
 
@@ -477,25 +477,25 @@ class HeaderHops:
         return self._tar.error(offset, what, "The shard is damaged: copy or create it again.", text(block[NAME]))
 
     def _refuse(self, offset: int, block: bytes, extension: Extension) -> None:
-        """Raise where the bytes of a member are not simply the ones after its header."""
+        """Raise if the bytes of a member do not simply follow its header."""
         kind = block[TYPE]
         if kind == HARD_LINK:
             target = (extension.link_name or text(block[LINK_NAME])).decode("utf-8", "backslashreplace")
-            what = f"a hard link to {target}: its content lies elsewhere"
-            rule = "Every sample must hold its own bytes: create the shard with `tar --hard-dereference`."
+            what = f"a hard link to {target}, which has the content"
+            rule = "Every sample must contain its own bytes: create the shard with `tar --hard-dereference`."
         elif kind == GNU_SPARSE or (extension.sparse and kind not in WITHOUT_PAYLOAD):
-            what, rule = "a sparse member: its bytes do not lie in one piece", "Create the shard without `--sparse`."
+            what, rule = "a sparse member, whose bytes are not contiguous", "Create the shard without `--sparse`."
         elif kind == GNU_MULTI_VOLUME:
-            what, rule = "the rest of a member of another volume", "Create the shard without `--multi-volume`."
+            what, rule = "the rest of a member from another volume", "Create the shard without `--multi-volume`."
         elif extension.name is not None and _is_old_folder(block):
-            what, rule = "a member that is a folder by one of its names and a file by the other", "Create it again."
+            what, rule = "a member that is a folder by one name and a file by another", "Create the shard again."
         else:
             return
         raise self._tar.error(offset, what, rule, _name(block, extension))
 
 
 def _is_old_folder(block: bytes) -> bool:
-    """Tell whether a header of the days before typed folders names one."""
+    """Whether a header of the old format, without typed folders, names a folder."""
     return block[TYPE] == OLD_REGULAR and text(block[NAME]).endswith(b"/")
 
 
@@ -512,20 +512,20 @@ _TAIL_BYTES: Final = 1 << 20
 
 
 class HeaderWalk:
-    """Walks a whole tar once: iterate over it for the headers, then ask for `end`.
+    """Walks a whole tar once: iterate over it for the headers, then read `end`.
 
-    All strategies give the same headers; "auto" goes by the mean size of the members seen last.
+    All strategies return the same headers; "auto" chooses by the mean size of the last members.
     """
 
     def __init__(self, tar: TarBytes, strategy: Strategy = "auto") -> None:
         self._tar = tar
         self._strategy: Strategy = strategy
-        self.end = -1  # offset of the first zero block, once the walk is over
+        self.end = -1  # offset of the first zero block, after the walk
 
     def __iter__(self) -> Iterator[HeaderBatch]:
-        """Yield the headers in batches with checked chain and checksums.
+        """Yield the headers in batches with verified chain and checksums.
 
-        Raises TarError at the first defect in the order of the file, after everything before it.
+        Raises TarError at the first defect in file order, after yielding everything before it.
         """
         tar, strategy, grid = self._tar, self._strategy, HeaderGrid(self._tar)
         offset, small, patience, hops_due = 0, False, _FIRST_HOPS, _FIRST_HOPS
@@ -535,14 +535,14 @@ class HeaderWalk:
                 walked, hops_due = HeaderHops(tar, window=small).run(offset, limit), 0
             else:
                 walked = grid.run(offset)
-                if walked.stopped:  # hop over it, and the further the more often this happens
+                if walked.stopped:  # hop over it, in growing distances
                     patience = _FIRST_HOPS if len(walked.batch) >= _GOOD_RUN else min(2 * patience, _HOPS)
                     hops_due = patience
             yield from self._checked(walked.batch)
             if walked.error is not None:
                 raise walked.error
             if len(walked.batch):
-                small = (walked.next_offset - offset) < len(walked.batch) * tar.data.pass_over_bytes
+                small = (walked.next_offset - offset) < len(walked.batch) * tar.data.skip_bytes
             offset = walked.next_offset
             if walked.at_end:
                 self._check_tail(offset)
@@ -558,15 +558,15 @@ class HeaderWalk:
             yield batch.head(bad)
         raise self._tar.error(
             int(batch.offset[bad]),
-            "no valid tar header (bad checksum) where one must be",
+            "expected a tar header, but the checksum is wrong",
             "The shard is damaged, or is not a tar file: copy or create it again.",
         )
 
     def _check_tail(self, end: int) -> None:
-        """Make sure that only zeros follow the end marker.
+        """Verify that only zeros follow the end marker.
 
-        Whatever else lies there would be lost without a word: the members of a second tar that was appended with `cat`,
-        or all members after a header that a damaged disk has filled with zeros.
+        Other data would be silently lost: the members of a second tar appended with `cat`, or all members after a
+        header that a damaged disk filled with zeros.
         """
         tar, offset = self._tar, end + BLOCK
         while offset < tar.size_bytes:
@@ -575,7 +575,7 @@ class HeaderWalk:
                 raise tar.error(
                     offset + len(data) - len(data.lstrip(b"\0")),
                     f"data after the end-of-archive marker at {end}",
-                    "Everything after it would be lost. If tars were joined with `cat`, use `tar --concatenate`; "
-                    "else the shard is damaged: copy or create it again.",
+                    "These data would be lost. If tars were joined with `cat`, use `tar --concatenate`; "
+                    "otherwise the shard is damaged: copy or create it again.",
                 )
             offset += len(data)

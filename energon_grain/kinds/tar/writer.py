@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a tar, sample by sample, and reading it back.
+"""Writes a tar sample by sample, and reads it back.
 
-A tar is what `tarfile` makes of the same members in GNU format, with time 0 and owner 0, byte for byte, so that nothing
-depends on the machine. Names of up to 100 bytes and sizes below 8 GiB fit a plain header, which is a template with four
-fields filled in: 1.5 µs, where `tarfile` takes 15. All others are made by `tarfile`.
+The result equals that of `tarfile` for the same members in GNU format, with time 0 and owner 0, byte for byte,
+independent of the machine. Names of up to 100 bytes and sizes below 8 GiB fit a plain header, a template with four
+fields filled in: 1.5 µs, where `tarfile` takes 15. All other headers are made by `tarfile`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _PADDING = bytes(BLOCK)
 
 
 def _template() -> tuple[bytes, bytes, bytes, int]:
-    """A header without name, size and checksum: what is between them, and the sum of all its bytes."""
+    """A header without name, size and checksum: the bytes between them, and the sum of all its bytes."""
     header = tarfile.TarInfo("").tobuf(tarfile.GNU_FORMAT)
     bare = header[: SIZE.start] + bytes(12) + header[SIZE.stop : CHECKSUM.start] + b" " * 8 + header[CHECKSUM.stop :]
     return header[NAME.stop : SIZE.start], header[SIZE.stop : CHECKSUM.start], header[CHECKSUM.stop :], sum(bare)
 
 
-_BEFORE_SIZE, _BEHIND_SIZE, _BEHIND_SUM, _SUM = _template()
+_BEFORE_SIZE, _AFTER_SIZE, _AFTER_SUM, _SUM = _template()
 
 
 def member_header(name: str, size_bytes: int) -> bytes:
-    """The header of a regular member, with the extension headers that it needs, as `tarfile` writes it."""
+    """The header of a regular member, with any extension headers needed, as `tarfile` writes it."""
     raw = name.encode(*_UTF8)
     if len(raw) > _PLAIN_NAME_BYTES or size_bytes >= _PLAIN_SIZE:
         member = tarfile.TarInfo(name)
@@ -47,7 +47,7 @@ def member_header(name: str, size_bytes: int) -> bytes:
         return member.tobuf(tarfile.GNU_FORMAT, *_UTF8)
     size = b"%011o\0" % size_bytes
     checksum = b"%06o\0 " % (_SUM + sum(raw) + sum(size))
-    return b"".join((raw.ljust(_PLAIN_NAME_BYTES, b"\0"), _BEFORE_SIZE, size, _BEHIND_SIZE, checksum, _BEHIND_SUM))
+    return b"".join((raw.ljust(_PLAIN_NAME_BYTES, b"\0"), _BEFORE_SIZE, size, _AFTER_SIZE, checksum, _AFTER_SUM))
 
 
 class TarFile:
@@ -58,9 +58,9 @@ class TarFile:
         self.end = 0
 
     def add(self, key: str, parts: Mapping[str, bytes]) -> tuple[list[int], int]:
-        """Write a sample; give the offset of each part, and where the sample ends."""
+        """Write a sample; return the offset of each part, and the end of the sample."""
         if not parts:
-            raise UnfitSampleError(f"sample {key!r} has no part: in a tar it would not be a sample of its own")
+            raise UnfitSampleError(f"sample {key!r} has no parts, so it cannot be stored in a tar; add a part")
         offsets: list[int] = []
         pieces: list[bytes] = []
         end = self.end
@@ -68,9 +68,8 @@ class TarFile:
             name = f"{key}.{part}"
             if "\0" in name or split_member_name(name) != (key, part):
                 raise UnfitSampleError(
-                    f"sample {key!r}, part {part!r}: a tar would hold it as {name!r}, which is not read as that "
-                    f"sample and part: keys may have no dot after their last slash, parts no slash, and neither a "
-                    f"zero byte"
+                    f"sample {key!r}, part {part!r}: the member {name!r} would not be read as this sample and part; "
+                    f"remove dots after the last slash of the key, slashes from the part name, and zero bytes from both"
                 )
             header = member_header(name, len(data))
             offsets.append(end + len(header))
@@ -89,7 +88,7 @@ class TarFile:
         self._file.close()
 
     def abandon(self) -> None:
-        self._file.raw.close()  # type: ignore[attr-defined] (what is in the buffer is not to be written)
+        self._file.raw.close()  # type: ignore[attr-defined] (discards the buffer)
 
 
 def read_tar(path: Path) -> Iterator[Sample]:
@@ -106,12 +105,12 @@ def read_tar(path: Path) -> Iterator[Sample]:
 
 
 def prefix_members(path: Path, prefix: str) -> None:
-    """See `Container.prefix_keys`: members that are no parts of samples keep their names."""
+    """See `Container.prefix_keys`. Members that are not parts of samples keep their names."""
     with open(path, "rb") as data, tarfile.open(fileobj=data, mode="r:") as old:
         members = old.getmembers()
         parts = [member for member in members if member.isreg() and split_member_name(member.name)]
         if all(member.name.startswith(prefix) for member in parts):
-            return  # done by a run that was killed
+            return  # done before by a killed run
         for member in parts:
             member.name = prefix + member.name
         with atomic_write(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as new:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indexed datasets of Megatron-LM. Documents are samples."""
+"""Megatron-LM's indexed datasets. Documents are samples."""

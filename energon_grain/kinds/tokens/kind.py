@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indexed datasets of Megatron-LM as a kind of data."""
+"""Megatron-LM's indexed datasets as a kind of data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def _are_two_files(at: Listing) -> bool:
 
 TOKENS = Kind(
     name="tokens",
-    described="an indexed dataset of Megatron",
+    described="a Megatron indexed dataset",
     open=_open,
     endings=(".bin", ".idx"),
     marked=_are_two_files,
-    takes_no_columns=", to which no columns are added; write the numbers into it",
+    takes_no_columns=", which cannot get additional columns; write the numbers into the dataset",
     summary=summarize_tokens,
 )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random access to Megatron-LM's indexed datasets: tokens in `x.bin`, and where each document lies in `x.idx`.
+"""Random access to Megatron-LM's indexed datasets: tokens in `x.bin`, document offsets in `x.idx`.
 
     MMIDIDX and two zeros (9) | version, 1 (8) | type of the tokens (1) | sequences (8) | documents and 1 (8)
     tokens of each sequence (4 each) | its first byte in x.bin (8 each) | first sequence of each document (8 each)
 
-A sample is a document with the one part `tokens`, an array. Modes of multimodal datasets, behind, are not read.
+A sample is a document with the single part `tokens`, an array. The modes of multimodal datasets at the end of the index
+are not read.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ _DIGESTED_BYTES = 1 << 20
 
 
 class TokenRows(OneFile):
-    """The documents of an indexed dataset, in its order. The key of one is its number, from 0.
+    """The documents of an indexed dataset, in order. The key of a document is its number, from 0.
 
-    `tokens`, how many a document has, is a column, known from the index. Opening maps that; of an object store it is
-    copied first, once for each version. Thread-safe and picklable.
+    `tokens`, the number of tokens of a document, is a column, known from the index. Opening memory-maps the index; an
+    index in an object store is copied first, once per version. Thread-safe and picklable.
 
     Args:
         path: `x`, `x.bin` or `x.idx`; a path or a URL.
-        parts: Which parts to read, names or a predicate: there is only `tokens`.
+        parts: Parts to read, names or a predicate; the only part is `tokens`.
 
     Raises:
         DatasetNotFoundError: One of the two files is missing.
-        ConfigError: No part is to be read.
-        FormatError: The index is damaged, or of another file.
+        ConfigError: No part is selected.
+        FormatError: The index is damaged, or belongs to another file.
         EmptyDatasetError: There is no document.
         ReadError: An object store cannot be reached.
     """
@@ -69,7 +70,7 @@ class TokenRows(OneFile):
         self._stem = location[:-4] if location.endswith((".bin", ".idx")) else location
         self.path, self._parts = f"{self._stem}.bin", parts
         if not accepts(parts, PART):
-            raise ConfigError(f"{self.path}: part_filter does not let its one part pass, {PART!r}")
+            raise ConfigError(f"{self.path}: part_filter excludes its only part, {PART!r}")
         self._store = remote_files(storage_settings()) if is_url(location) else LocalFiles(indexed_by="")
         try:
             self._version: Any = self._store.version(self.path)
@@ -84,7 +85,7 @@ class TokenRows(OneFile):
     def _local_index(self) -> Path:
         index = f"{self._stem}.idx"
         if not isinstance(self._store, RemoteFiles):
-            self._store.size(index)  # says that it is missing
+            self._store.size(index)  # raises if it is missing
             return Path(index)
         mirror, name, (size_bytes, generation) = mirror_of(folder_of(index)), name_of(index), self._store.version(index)
         copy = mirror.folder / f"{name}-{generation.hex()[-32:]}"
@@ -98,17 +99,17 @@ class TokenRows(OneFile):
             data = np.memmap(index, np.uint8, "r") if size else np.zeros(0, np.uint8)
         except OSError as error:
             raise ReadError(
-                f"{self._stem}.idx: {size:,} bytes cannot be mapped ({error.strerror}); the program may use too little "
-                "address space (`ulimit -v`), or this is no index"
+                f"{self._stem}.idx: {size:,} bytes cannot be memory-mapped ({error.strerror}); the address space limit "
+                "of this process is too small (`ulimit -v`), or the file is not an index"
             ) from error
         head = data[:_HEAD_BYTES].tobytes()
         if len(head) < _HEAD_BYTES or not head.startswith(_MAGIC):
-            raise FormatError(f"{self._stem}.idx: is no index of Megatron-LM, version 1; it begins with {head[:17]!r}")
+            raise FormatError(f"{self._stem}.idx: is no Megatron-LM index of version 1; it begins with {head[:17]!r}")
         kind, (sequences, documents) = head[len(_MAGIC)], np.frombuffer(head, "<u8", 2, len(_MAGIC) + 1).tolist()
         ends = np.cumsum([_HEAD_BYTES, 4 * sequences, 8 * sequences, 8 * documents], dtype=object).tolist()
         if kind not in _TYPES or not documents or ends[-1] > len(data):
-            said = f"{documents} documents of {sequences} sequences, type {kind}, in {len(data)} bytes"
-            raise FormatError(f"{self._stem}.idx: says {said}; it is damaged")
+            declared = f"{documents} documents of {sequences} sequences, type {kind}, in {len(data)} bytes"
+            raise FormatError(f"{self._stem}.idx: declares {declared}; it is damaged")
         self.type = np.dtype(_TYPES[kind])
         self._lengths, self._starts, self._documents = (
             np.asarray(data[begin:end]).view(dtype)
@@ -116,11 +117,11 @@ class TokenRows(OneFile):
         )
         self.samples = documents - 1
         self._pages = IndexPages((data,), samples=documents, rows=len(data) // 8)
-        ends_of_it = data[:_DIGESTED_BYTES].tobytes() + data[-_DIGESTED_BYTES:].tobytes()
-        self._digest = f"{fold(xxhash.xxh3_64_intdigest(ends_of_it), len(data), self.size_bytes):016x}"
+        both_ends = data[:_DIGESTED_BYTES].tobytes() + data[-_DIGESTED_BYTES:].tobytes()
+        self._digest = f"{fold(xxhash.xxh3_64_intdigest(both_ends), len(data), self.size_bytes):016x}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {"_version": self._version}  # a file that changed is noticed
+        state = {"_version": self._version}  # detects a changed file
         return partial(_copied, parts=self._parts), (self._stem, self._digest), state
 
     @property
@@ -128,24 +129,24 @@ class TokenRows(OneFile):
         return self._digest
 
     def _bounds(self, numbers: Any) -> tuple[Int64Array, Int64Array]:
-        """(n,) first byte of each document, and one past the last. Raises FormatError where the index is damaged."""
+        """(n,) first byte of each document, and one past the last. Raises FormatError if the index is damaged."""
         first, last = self._documents[numbers], self._documents[numbers + 1]
         if len(first) and not ((first >= 0).all() and (first <= last).all() and last.max() <= len(self._starts)):
-            raise FormatError(f"{self._stem}.idx: its documents do not ascend; it is damaged")
+            raise FormatError(f"{self._stem}.idx: its documents are not in ascending order; it is damaged")
         sequences, ends = last - first, np.cumsum(last - first)
         each = np.repeat(first - (ends - sequences), sequences) + np.arange(int(sequences.sum()))
         lengths = self._lengths[each].astype(np.int64)
         before = np.concatenate([[0], np.cumsum(lengths)])
         start, size = np.zeros(len(first), np.int64), (before[ends] - before[ends - sequences]) * self.type.itemsize
         start[sequences > 0] = self._starts[first[sequences > 0]]
-        # A document is read as one: its sequences lie behind one another.
+        # A document is read at once: its sequences must be contiguous.
         inside = before[:-1] - np.repeat(before[ends - sequences], sequences)
         expected = np.repeat(start, sequences) + inside * self.type.itemsize
-        apart = (self._starts[each] != expected).any() or (lengths < 0).any()
+        has_gaps = (self._starts[each] != expected).any() or (lengths < 0).any()
         stop = start + size
-        if apart or (start < 0).any() or (stop > self.size_bytes).any():
-            where = f"a document does not lie, in one piece, in {self.shard}, which has {self.size_bytes} bytes"
-            raise FormatError(f"{self._stem}.idx: {where}; one of the two is damaged")
+        if has_gaps or (start < 0).any() or (stop > self.size_bytes).any():
+            where = f"a document is not one contiguous range of {self.shard}, which has {self.size_bytes} bytes"
+            raise FormatError(f"{self._stem}.idx: {where}; one of the two files is damaged")
         return start, stop
 
     def _verify(self) -> None:
@@ -155,13 +156,13 @@ class TokenRows(OneFile):
         return [np.frombuffer(each or b"", self.type).copy() for each in self._runs(start, stop)]
 
     def own_column(self, name: str, numbers: Any) -> npt.NDArray[Any]:
-        """How many bytes a document has, or how many tokens."""
+        """Number of bytes or tokens of each document."""
         return self.sizes(numbers) // (1 if name == "bytes" else self.type.itemsize)
 
 
 def _copied(stem: str, digest: str, *, parts: PartFilter) -> TokenRows:
-    """The same in another process. Raises StaleIndexError where the index is another one by now."""
+    """A copy for another process. Raises StaleIndexError if the index has changed."""
     source = TokenRows(stem, parts=parts)
     if source._digest != digest:
-        raise StaleIndexError(f"{stem}.idx: was changed since this process's parent opened it; begin anew")
+        raise StaleIndexError(f"{stem}.idx: changed after the parent process opened it; restart")
     return source

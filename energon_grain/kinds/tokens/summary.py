@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `energon-grain info` says of an indexed dataset of Megatron."""
+"""The summary of a Megatron indexed dataset that `energon-grain info` prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from energon_grain.sources.rows import selected
 
 
 def summarize_tokens(path: str | os.PathLike[str]) -> TableSummary:
-    """Describe an indexed dataset of Megatron. Raises EnergonGrainError as `TokenRows` does."""
+    """Describe a Megatron indexed dataset. Raises EnergonGrainError as `TokenRows` does."""
     tokens = TokenRows(path)
     source = selected(tokens)
     return TableSummary(

@@ -181,17 +181,17 @@ def test_what_is_no_key_and_size_ends_at_the_first_sample(text_dataset: MakeData
 
 @pytest.mark.parametrize(
     ("fixed", "size", "message"),
-    [(2, 2, "both is given"), (None, None, "neither is given")],
+    [(2, 2, "both are set"), (None, None, "neither is set")],
 )
 def test_exactly_one_batch_size(text_dataset: MakeDataset, fixed: Any, size: Any, message: str) -> None:
     groups = GroupBatchDataset(ordered(text_dataset(8)), fixed, lambda sample: (0, size), batch)
-    with pytest.raises(FatalSampleError, match=f"ConfigError.*exactly one of them must be None, {message}"):
+    with pytest.raises(FatalSampleError, match=f"ConfigError.*exactly one of them must be None, but {message}"):
         list(groups)
 
 
 def test_a_key_has_one_size(text_dataset: MakeDataset) -> None:
     groups = GroupBatchDataset(ordered(text_dataset(8)), None, lambda sample: ("all", 4 + sample), batch)
-    with pytest.raises(FatalSampleError, match="the batch size 5 for 'all', after 4 before"):
+    with pytest.raises(FatalSampleError, match="the batch size 5 for 'all', but 4 before"):
         list(groups)
 
 

@@ -319,7 +319,7 @@ def test_a_disk_that_fails_while_a_state_is_restored_is_not_called_a_failure_of_
     take(stream, 3)
     other.restore(stream.cursor())
     shard.rename(away)
-    with pytest.raises(ReadError, match="put it back"):
+    with pytest.raises(ReadError, match="restore it"):
         next(other)
     away.rename(shard)
     assert next(other) == next(stream)

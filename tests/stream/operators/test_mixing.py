@@ -113,7 +113,7 @@ def test_what_cannot_be_combined(text_dataset: MakeDataset) -> None:
     finite = ordered(text_dataset(7))
     with pytest.raises(ConfigError, match="takes finite datasets, but one of them is endless"):
         Stream.of(ConcatDataset(packs(finite), RepeatDataset(finite)))
-    with pytest.raises(ConfigError, match="its length is not known beforehand"):
+    with pytest.raises(ConfigError, match="its length is unknown in advance"):
         Stream.of(BlendEpochizedDataset((finite, 1), (packs(finite), 1)))
 
 
@@ -152,9 +152,9 @@ def test_per_step_with_a_number_continues_on_other_hosts(text_dataset: MakeDatas
 
 def test_per_step_must_fit_lanes_and_hosts(text_dataset: MakeDataset) -> None:
     parts = [packs(ordered(text_dataset(7), lanes=6))] * 2
-    with pytest.raises(ConfigError, match="per_step=4 is 4 items a choice, with 1 hosts and 6 lanes"):
+    with pytest.raises(ConfigError, match="per_step=4 chooses for 4 items at once, with 1 hosts and 6 lanes"):
         Stream.of(BlendDataset(*parts, per_step=4))
-    with pytest.raises(ConfigError, match="per_step=3 is 3 items a choice, with 2 hosts and 6 lanes"):
+    with pytest.raises(ConfigError, match="per_step=3 chooses for 3 items at once, with 2 hosts and 6 lanes"):
         Stream.of(BlendDataset(*parts, per_step=3), worker_config=config(0, 2))
     with pytest.raises(ConfigError, match="inside a step of 3 items"):
         Stream.of(BlendDataset(*parts, per_step=3, schedule=[(0, (1, 1)), (4, (1, 2))]))
@@ -263,7 +263,7 @@ def test_other_types_cannot_be_joined_as_one(text_dataset: MakeDataset) -> None:
     stream = Stream.of(mix, worker_config=config(global_error_handler=lambda error, *rest: told.append(error)))
     with pytest.raises(FatalSampleError, match="batch failed 100 times in a row"):
         take(stream, 1)
-    assert "joins batches of one type, these are Picture, Tokens" in str(told[0])
+    assert "expected batches of one type, got Picture, Tokens" in str(told[0])
 
 
 def test_mixes_per_step_have_batches_of_one_child(text_dataset: MakeDataset) -> None:

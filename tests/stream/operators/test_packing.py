@@ -324,7 +324,7 @@ def test_a_packer_that_selects_nothing_ends_clearly(text_dataset: MakeDataset) -
     ],
 )
 def test_groups_are_made_of_the_samples_themselves(text_dataset: MakeDataset, select: Callable[[Numbers], Any]) -> None:
-    with pytest.raises(ConfigError, match=r"select_samples_to_pack .*of its argument"):
+    with pytest.raises(ConfigError, match=r"select_samples_to_pack .*in its argument"):
         list(PackingDataset(ordered(text_dataset(12)), 4, select, tuple))
 
 
@@ -333,14 +333,14 @@ def test_copies_are_not_the_samples(text_dataset: MakeDataset) -> None:
         return [[list(sample) for sample in samples]]
 
     lists = MapDataset(in_order(text_dataset(12)), lambda sample: [number(sample)])
-    with pytest.raises(ConfigError, match=r"select_samples_to_pack .*of its argument"):
+    with pytest.raises(ConfigError, match=r"select_samples_to_pack .*in its argument"):
         list(PackingDataset(lists, 4, select, tuple))
 
 
 def test_samples_of_a_rest_are_checked_too(text_dataset: MakeDataset) -> None:
     for rest in ([99], [0]):
         packing = PackingDataset(ordered(text_dataset(7)), 3, lambda samples, rest=rest: Packs([samples], rest), tuple)
-        with pytest.raises(ConfigError, match=r"select_samples_to_pack .*of its argument"):
+        with pytest.raises(ConfigError, match=r"select_samples_to_pack .*in its argument"):
             list(packing)
 
 

@@ -1,0 +1,114 @@
+"""The complete programs of the training pages: killed as one process, resumed as two, compared with a whole run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import PYTHONPATH
+from patience import PATIENCE_S
+
+from energon_grain.testing import make_classification_dataset
+
+pytestmark = pytest.mark.slow
+
+PROGRAMS = Path(__file__).parents[2] / "examples" / "programs"
+KILLER = """
+import builtins, os, runpy, signal, sys
+
+shown = print
+
+def show(text):
+    shown(text, flush=True)
+    if text.startswith("step 50:"):  # between two checkpoints
+        os.kill(os.getpid(), signal.SIGKILL)
+
+builtins.print = show
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "JAX_PLATFORMS": "cpu", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--log-dir=logs"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_classification_dataset(tmp_path / "images", n=300)
+    (tmp_path / "killer.py").write_text(KILLER)
+    return tmp_path
+
+
+def start(folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", *arguments],
+        cwd=folder,
+        env=os.environ | ENVIRONMENT | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], *, killed: bool = False) -> str:
+    """What the program printed, when it has ended as it should."""
+    try:
+        output, errors = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert (process.returncode != 0) == killed, errors[-6000:]
+    return output
+
+
+def losses(output: str) -> dict[int, float]:
+    return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+): loss ([\d.]+),", output, re.MULTILINE)}
+
+
+def check(whole: str, first: str, second: str) -> None:
+    expected = losses(whole)
+    assert list(expected) == list(range(5, 101, 5))
+    assert expected[100] < expected[5] / 2
+    assert losses(first) == {step: expected[step] for step in range(5, 51, 5)}
+    resumed = {step: expected[step] for step in range(45, 101, 5)}  # from the checkpoint of step 40
+    assert losses(second) == pytest.approx(resumed, rel=1e-3, abs=2e-4)  # sums of floats on two hosts
+
+
+def test_jax(folder: Path) -> None:
+    program = str(PROGRAMS / "train_jax.py")
+    whole = finish(start(folder, [program, "images", "whole"], {}))
+    killed = start(folder, ["killer.py", program, "images", "saved"], {})
+    first = finish(killed, killed=True)
+    assert killed.returncode == -signal.SIGKILL
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    hosts = [
+        start(folder, [program, "images", "saved"], {"COORDINATOR": coordinator, "HOSTS": "2", "HOST": str(host)})
+        for host in range(2)
+    ]
+    second, other = map(finish, hosts)
+    assert losses(other) == {}
+    check(whole, first, second)
+
+
+def test_torch(folder: Path) -> None:
+    program = str(PROGRAMS / "train_torch.py")
+    one, two = ([*TORCHRUN, f"--nproc-per-node={ranks}"] for ranks in (1, 2))
+    whole = finish(start(folder, [*one, program, "images", "whole.pt"], {}))
+    killed = start(folder, [*one, "killer.py", program, "images", "saved.pt"], {})
+    first = finish(killed, killed=True)
+    second = finish(start(folder, [*two, program, "images", "saved.pt"], {}))
+    check(whole, first, second)
+
+
+@pytest.mark.parametrize("program", sorted(PROGRAMS.glob("*.py")), ids=lambda program: program.stem)
+def test_programs_are_short(program: Path) -> None:
+    lines = program.read_text().splitlines()
+    assert len(lines) <= 70
+    assert max(map(len, lines)) <= 84
