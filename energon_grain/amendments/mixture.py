@@ -30,8 +30,8 @@ class Unit:
 
     Attributes:
         leaves: Keys of its leaves, `/` between their parts.
-        rows: The manifest's entry of each leaf, if the configuration of the saved state does not have it (it was removed
-            or added during the run); else None.
+        rows: The manifest's entry of each leaf, if the configuration of the saved state does not have it, after it was
+            removed or added during the run; else None.
         removed: Whether the configuration no longer has it.
         node: Its description, if there is one.
     """

@@ -149,7 +149,7 @@ class BlendDataset(SavableDataset):
             return Blend(
                 [(_start(start, to), list(weights)) for start, weights in self.schedule], lanes=lanes, key=key
             ), 0
-        uneven = [start for start, _ in self.schedule if isinstance(start, int) and start % width]
+        uneven = [start for start, _ in self.schedule if not to.begins and start % width]
         if uneven:
             raise ConfigError(
                 f"BlendDataset: the schedule changes at {uneven}, inside a step of {width} items: start segments at "
