@@ -274,23 +274,27 @@ def _check_rest(saved: Mapping[str, Any], now: Mapping[str, Any], mixture: Mixtu
     above, above_now = _above_blend(saved["mixture"]), _above_blend(now["mixture"])
     if above != above_now:
         lines.append(f"mixture: was {above}, is {above_now}")
-    rows = {
-        name: row for unit in mixtures.units(mixture) for name, row in zip(unit.leaves, unit.rows or (), strict=False)
-    }
+    rows: dict[str, Mapping[str, Any]] = {}
+    for unit in mixtures.units(mixture):
+        rows |= zip(unit.leaves, unit.rows or (), strict=False)
     for name, row in {**rows, **saved["leaves"]}.items():
-        other = now["leaves"].get(name)
-        if other is not None:
-            lines += [
-                f"{name}: {field} was {row.get(field)!r}, is {other.get(field)!r}"
-                for field in dict.fromkeys((*row, *other))
-                if field not in ("number", "commit") and row.get(field) != other.get(field)
-            ]
+        lines += _leaf_changes(name, row, now["leaves"].get(name, row))
     if lines:
         said = "\n".join(f"  {line}" for line in lines)
         raise AmendmentError(
             f"the change cannot be amended, as it changes the order of datasets that stay:\n{said}\nLeave these as "
             f"they were. Samples that were added to a dataset can be added as a dataset of their own"
         )
+
+
+def _leaf_changes(name: str, row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Differences between two entries of a leaf in manifests."""
+    fields = [field for field in dict.fromkeys((*row, *other)) if field not in ("number", "commit")]
+    return [
+        f"{name}: {field} was {row.get(field)!r}, is {other.get(field)!r}"
+        for field in fields
+        if row.get(field) != other.get(field)
+    ]
 
 
 def _above_blend(mixture: Any) -> Any:

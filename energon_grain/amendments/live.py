@@ -87,26 +87,29 @@ def _change(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], r
         if name not in weights:
             raise AmendmentError(f"amend: add has {name!r}, weights do not: give it a weight")
         places[name] = blend, _place_of(mixture, blend, _added(blend, name, data))
-    row: list[Weight] = [*blend.weights]
-    if weights:
-        missing = [
-            _name(child)
-            for number, child in enumerate(blend.children)
-            if row[number] and number not in {place for _, place in places.values()}
-        ]
-        if missing:
-            raise AmendmentError(
-                f"amend: weights do not name {', '.join(missing)}: give a weight for every dataset of the blend, "
-                f"0 to pause one"
-            )
-        for name, (_, place) in places.items():
-            if name in weights:
-                row[place] = weights[name]
+    numbers = {name: number for name, (_, number) in places.items()}
+    row = _weighted(blend, numbers, weights)
     for name in remove:
-        row[places[name][1]] = 0
-    if not any(exact(weight) for weight in row):
+        row[numbers[name]] = 0
+    if not any(map(exact, row)):
         raise AmendmentError("amend: all weights are 0; give one dataset a weight above 0")
     blend.segments = [(0, list(integer_weights(row)))]
+
+
+def _weighted(blend: Mixture, numbers: Mapping[str, int], weights: Mapping[str, Weight]) -> list[Weight]:
+    """The weights of all children. Raises AmendmentError unless every child with a weight is named."""
+    row: list[Weight] = [*blend.weights]
+    if not weights:
+        return row
+    missing = [number for number, weight in enumerate(row) if weight and number not in numbers.values()]
+    if missing:
+        names = ", ".join(_name(blend.children[number]) for number in missing)
+        raise AmendmentError(
+            f"amend: weights do not name {names}: give a weight for every dataset of the blend, 0 to pause one"
+        )
+    for name, weight in weights.items():
+        row[numbers[name]] = weight
+    return row
 
 
 def _place_of(mixture: Mixture, blend: Mixture, added: Unit) -> int:

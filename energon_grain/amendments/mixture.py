@@ -166,7 +166,7 @@ def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Map
 
 
 def _take_over(old: Mixture, new: Mixture, places: Mapping[int, int], start: str, position: int) -> bool:
-    """Append the segments of the new weights; whether they differ from the old ones."""
+    """Append the segments of the new weights; return whether they differ from the old ones."""
 
     def placed(weights: Sequence[int]) -> list[int]:
         row = [0] * len(old.children)
@@ -174,18 +174,21 @@ def _take_over(old: Mixture, new: Mixture, places: Mapping[int, int], start: str
             row[place] = weights[number]
         return row
 
-    begun = max(n for n, (begin, _) in enumerate(new.segments) if isinstance(begin, str) or begin <= position)
-    now, planned = placed(new.segments[begun][1]), new.segments[begun + 1 :]
-    in_force = max(n for n, (begin, _) in enumerate(old.segments) if isinstance(begin, str) or begin <= position)
-    same = list(integer_weights([*old.segments[in_force][1], *[0] * (len(now) - len(old.segments[in_force][1]))]))
-    was_planned = [(begin, weights) for begin, weights in old.segments[in_force + 1 :]]
-    if same == list(integer_weights(now)) and was_planned == [(begin, placed(row)) for begin, row in planned]:
+    (_, now), *planned = [(begin, placed(row)) for begin, row in new.segments[_in_force(new, position) :]]
+    (_, was), *was_planned = old.segments[_in_force(old, position) :]
+    padded = [*was, *[0] * (len(now) - len(was))]
+    if integer_weights(padded) == integer_weights(now) and was_planned == planned:
         return False
     if not any(now):
         raise AmendmentError("all weights are 0 from this step on; give one dataset a weight above 0")
-    old.segments.append((start, now))
-    old.segments += [(begin, placed(row)) for begin, row in planned]
+    old.segments += [(start, now), *planned]
     return True
+
+
+def _in_force(mixture: Mixture, position: int) -> int:
+    """Number of the last segment that has started at a position."""
+    starts = (start for start, _ in mixture.segments)
+    return max(number for number, start in enumerate(starts) if isinstance(start, str) or start <= position)
 
 
 def units(mixture: Mixture) -> Iterator[Unit]:
