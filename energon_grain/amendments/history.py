@@ -48,8 +48,8 @@ class Amendment:
         step: From this step on it holds.
         item: Its first item.
         note: The reason that the program gave.
-        before: Share of each dataset in the blends that changed, by the key of its (first) leaf.
-        after: The same, from the step on.
+        before: Share of each dataset in the mixture before the step, by the key of its (first) leaf.
+        after: The same from the step on. Datasets that are paused or removed have a share of 0.
     """
 
     step: int
@@ -80,8 +80,17 @@ class Amendments:
         """Each of them."""
         found: list[Amendment] = []
         for number, (step, item, note) in enumerate(self.steps):
-            before, after = mixtures.shares_at(self.mixture, number)
+            before, after = (mixtures.shares(self.mixture, each, item) for each in (number - 1, number))
             found.append(Amendment(step=step, item=item, note=note, before=before, after=after))
+        return found
+
+    def drawn(self, item: int) -> dict[str, float]:
+        """About how many of the first items of the run are from each dataset, by the key of its (first) leaf."""
+        found: dict[str, float] = {}
+        ends = [*(begin for _, begin, _ in self.steps), item]
+        for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            for name, share in mixtures.shares(self.mixture, number - 1, begin).items():
+                found[name] = found.get(name, 0.0) + share * (min(end, item) - min(begin, item))
         return found
 
     def begins(self, share: Share) -> list[Int64Array]:

@@ -227,27 +227,29 @@ def _check_addition(old: Mixture, child: Unit | Mixture, elsewhere: Mapping[str,
     del old
 
 
-def shares_at(mixture: Mixture, number: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Shares in the blends that an amendment changed, before and after it, by the key of each child's first leaf."""
-    before: dict[str, float] = {}
-    after: dict[str, float] = {}
-    for child in mixture.children:
-        if isinstance(child, Mixture):
-            for shares, more in zip((before, after), shares_at(child, number), strict=True):
-                shares |= more
-    starts = [start for start, _ in mixture.segments]
-    if (start := f"#{number}") in starts:
-        place = starts.index(start)
-        before |= _shares(mixture, place - 1)
-        after |= _shares(mixture, place)
-    return before, after
+def shares(mixture: Mixture, amendment: int, position: int, of: float = 1.0) -> dict[str, float]:
+    """Share of each dataset in the whole mixture after an amendment (-1: before the first), by its first leaf's key.
 
-
-def _shares(mixture: Mixture, segment: int) -> dict[str, float]:
-    weights = mixture.segments[segment][1]
+    Args:
+        mixture: The mixture.
+        amendment: Number of the amendment.
+        position: Position of the outermost blend; decides which segment of a schedule applies.
+        of: Share of this mixture in the outermost one.
+    """
+    number = 0
+    for place, (start, _) in enumerate(mixture.segments):
+        if int(start[1:]) <= amendment if isinstance(start, str) else start <= position:
+            number = place
+    weights = mixture.segments[number][1]
     total = sum(weights) or 1
-    children = zip(mixture.children, weights, strict=False)  # others were added later
-    return {next(child.names()): weight / total for child, weight in children}
+    found: dict[str, float] = {}
+    for child, weight in zip(mixture.children, weights, strict=False):  # others were added later
+        share = of * weight / total
+        if isinstance(child, Mixture):
+            found |= shares(child, amendment, position, share)
+        else:
+            found[child.leaves[0]] = share
+    return found
 
 
 def note_removed(mixture: Mixture, new: Mixture, rows: Mapping[str, dict[str, Any]]) -> None:
