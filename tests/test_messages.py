@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shlex
 import shutil
@@ -135,8 +137,11 @@ def test_a_full_disk_says_what_to_do(text_dataset: Callable[..., Path], tmp_path
             prepare_dataset(tmp_path / "data", split_ratio=(1, 0, 0), crude=True)
     assert done.exit_code == 1
     [note] = caught.value.__notes__
-    assert "MB are free on the disk of" in note
+    assert re.search(
+        r"^[\d,]+ MB are free on the disk of .*; the run needs about [\d,]+ MB in total for \d+ shards", note
+    )
     assert "--no-sqlite" in note
+    assert "set XDG_CACHE_HOME to a folder there" in note
     with (
         size_limit(60_000),
         pytest.raises(OSError, match=r"check the free space of the disk: '.*index.sqlite'") as caught,
@@ -148,6 +153,22 @@ def test_a_full_disk_says_what_to_do(text_dataset: Callable[..., Path], tmp_path
     with size_limit(2000), pytest.raises(OSError, match="too large") as caught:
         measure_dataset(tmp_path / "data", {"length": len})
     assert "a column takes 8 bytes a sample" in caught.value.__notes__[0]
+
+
+def test_a_read_only_folder_says_that_it_can_be_read(
+    text_dataset: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(text_dataset(12), tmp_path / "data", ignore=shutil.ignore_patterns(".nv-meta", "*.idx"))
+
+    def refused(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", refused)
+        with pytest.raises(OSError, match="Read-only") as caught:
+            prepare_dataset(tmp_path / "data", split_ratio=(1, 0, 0), crude=True)
+    assert "Tars in a read-only folder can be read without preparation" in caught.value.__notes__[0]
+    assert "XDG_CACHE_HOME" in caught.value.__notes__[0]
 
 
 def test_a_full_cache_folder_is_named(

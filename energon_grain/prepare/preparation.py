@@ -129,7 +129,8 @@ class PrepareReport:
 
 _WHEN_FULL = (
     "free some space and run the command again; it continues where it stopped. --no-sqlite (sqlite=False) skips "
-    "index.sqlite, the largest file, which only Energon's joins and auxiliary data need"
+    "index.sqlite, the largest file, which only Energon's joins and auxiliary data need. To keep the index on another "
+    "disk, skip prepare: pass the folder to get_train_dataset, and set XDG_CACHE_HOME to a folder there"
 )
 _SPACE, _SPACE_WITH_SQLITE = 2.2, 5
 """Bytes that `prepare` writes per byte of scans: measured with text and images, two parts per sample."""
@@ -369,7 +370,7 @@ def _working_on(plan: PreparePlan) -> Generator[_Work]:
 
 def _space(plan: PreparePlan, opened: Sequence[ScanLog]) -> str:
     """The disk space that the run needs, estimated from the shards scanned so far."""
-    scans = [size_bytes for log in opened for size_bytes in log.scan_bytes]
+    scans = [size_bytes for log in opened for size_bytes in (*log.scan_bytes, log.refused_bytes) if size_bytes]
     if not scans:
         return ""
     of_scans = sum(scans) / len(scans) * len(plan.shards)

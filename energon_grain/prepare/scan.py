@@ -226,6 +226,7 @@ class RecordLog(ABC):
 
     def __init__(self, path: Path) -> None:
         self._path, self._end = path, 0
+        self.refused_bytes = 0  # size of a record that did not fit on the disk
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         with contextlib.suppress(ValueError):  # an unfinished record of a killed process
             while record := self._read(self._end):
@@ -253,6 +254,7 @@ class RecordLog(ABC):
                     rest = rest[os.write(self._file.fileno(), rest) :]
             self._note(record, self._end)
         except (OSError, ValueError):
+            self.refused_bytes = len(record)
             os.truncate(self._path, self._end)
             raise
         self._end += len(record)

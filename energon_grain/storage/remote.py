@@ -57,7 +57,7 @@ class Fetched:
         pieces: The received bytes, in the caller's container; None if the object still has the known generation.
         generation: Changes whenever the object does: its entity tag; `UNVERSIONED` if the store has none.
         size_bytes: Size of the whole object; None if no bytes were received.
-        came_bytes: Number of received bytes.
+        received_bytes: Number of received bytes.
         modified: Modification time of the object; None except from `head`.
     """
 

@@ -263,7 +263,7 @@ def test_wizard_optional_fields_and_json(tmp_path: Path) -> None:
 def test_a_required_field_without_a_proposal_says_so(tmp_path: Path) -> None:
     """Enter does not repeat the question without a word."""
     write_tars(tmp_path, [{"__key__": "a", "png": b"", "json": {"q": "what?"}}])
-    done = prepare(tmp_path, answers=["", "y", "VQASample", "", "", "", "json[q]", ""])
+    done = prepare(tmp_path, answers=["", "y", "VQASample", "", "", "", "json[q]", "", ""])
     assert done.exit_code == 0, done.output
     assert done.output.count("context is required, and no part fits it by name. Parts: png, json.") == 2
     assert described(tmp_path)["field_map"] == {"image": "png", "context": "json[q]"}

@@ -187,7 +187,7 @@ def test_columns_of_joins(tmp_path: Path, bucket: Bucket) -> None:
     found = {row["__key__"]: float(row["scores"]) for row in rows if row.get("scores") is not None}
     assert found == {keys[5]: 0.0, keys[0]: 1.0, keys[7]: 2.0}
     path = write_v2(tmp_path, train=text.format(vectors, scores, f"{bucket.url}/none.txt"))
-    with pytest.raises(DatasetNotFoundError, match="one key a line: there is none"):
+    with pytest.raises(DatasetNotFoundError, match="one key per line: no such file"):
         samples(path)
 
 

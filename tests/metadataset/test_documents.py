@@ -33,7 +33,7 @@ def test_reading_imports_nothing(tmp_path: Path) -> None:
     sys.path.insert(0, str(tmp_path))
     try:
         node("{join: [{path: a}], joiner: {__module__: trap, __class__: Trap}}")
-        with pytest.raises(ConfigError, match="no metadataset"):
+        with pytest.raises(ConfigError, match="is not a metadataset class"):
             parse_document({"__module__": "trap", "__class__": "Trap", "splits": {}})
     finally:
         sys.path.remove(str(tmp_path))
@@ -65,7 +65,7 @@ splits:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r"nothing\.yaml"):
         read_document(tmp_path / "nothing.yaml")
-    with pytest.raises(ConfigError, match="can be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         read_document(tmp_path)
 
 

@@ -72,7 +72,7 @@ def test_splits_have_indices_of_their_own(meta: Path) -> None:
     assert val.rows.tolist() == [[4, 6], [5, 5]]
     assert len(names(meta, "*.bin")) == len(names(meta, ".join_*")) == 2
     assert len(report.notes) == 2  # Energon would look for both under one name
-    assert all("one name for this join" in note for note in report.notes)
+    assert all("same name for this join" in note for note in report.notes)
     again = prepare_metadataset(meta)
     assert [join.built for join in again.joins] == [False, False]
     assert again.removed == ()
@@ -137,7 +137,7 @@ def test_arrays_are_prepared_for_us_only(meta: Path, tmp_path: Path) -> None:
     assert said[-1][1:] == (6, 6)  # the keys of four samples and of two rows
     assert (report.joins[0].rows, report.joins[0].missing) == (4, {"key.zarr": 2})
     assert len(report.notes) == 1
-    assert "knows no arrays" in report.notes[0]
+    assert "does not support arrays" in report.notes[0]
     assert names(meta, "*.bin") == set()
     (join,) = joins(meta)
     assert open_join(join, joined_on_use=0).rows.tolist() == [[0, 0, -1], [1, 1, 1], [2, 2, -1], [3, 3, 0]]

@@ -201,7 +201,7 @@ def test_the_older_form_of_subflavors(write: Write) -> None:
     assert b.tags == {"__subflavor__": "outer"}
     assert [leaf.tags for leaf in join.datasets] == [{"__subflavor__": "all", "k": 2}] * 2
     assert e.tags == {"__subflavor__": "new"}
-    with pytest.raises(ConfigError, match=r"subflavor: text"):
+    with pytest.raises(ConfigError, match=r"subflavor: expected text"):
         load(write("meta.yaml", "train: {path: a, subflavor: {k: 1}}"))
 
 

@@ -412,7 +412,7 @@ def test_arguments_are_checked(root: Path) -> None:
     assert (done.exit_code, "exactly one of extension, header and glob" in str(done.exception)) == (1, True)
     prepare_dataset(root, split_ratio=(1,))
     done = run("prepare", root, "--tar-index-only", "--media-metadata-by-header")
-    assert (done.exit_code, "`energon-grain prepare-media` does" in str(done.exception)) == (1, True)
+    assert (done.exit_code, "use `energon-grain prepare-media`" in str(done.exception)) == (1, True)
     with pytest.raises(ConfigError, match="not from ArrayRecord files"):
         prepare_dataset(root, records="raw", force_overwrite=True, media_filter=BY_HEADER)
 

@@ -568,5 +568,5 @@ def test_lines_become_a_dataset(tmp_path: Path, ending: str) -> None:
             convert_dataset(path, tmp_path / "damaged")
     path = tmp_path / "odd.jsonl"
     path.write_text('{"a": 1}\n[1]\n')
-    with pytest.raises(DecodingError, match="line 2 holds no JSON object"):
+    with pytest.raises(DecodingError, match="line 2 contains no JSON object"):
         convert_dataset(path, tmp_path / "odd")

@@ -601,7 +601,7 @@ def test_responses_that_are_not_read_are_closed(hub: HubServer, texts: Path, mon
     assert fetched is not None
     open_before = len(responses)
     with pytest.raises(LateResponseError):
-        stores.read(url, 0, 1000, None, answered=late)
+        stores.read(url, 0, 1000, None, on_first_byte=late)
     assert len(responses) > open_before
     hub.instead = lambda of, path: (429, {"Retry-After": "86400"}, b"x" * 100)
     with pytest.raises(ObjectError, match="requests a delay of 86400 s"):

@@ -301,7 +301,7 @@ def test_which_reads_nothing_where_lanes_look_at_nothing(text_dataset: MakeDatas
         if not read:
             assert not ahead.read
             assert sorted(record.key for record in ahead) == [sorted(keys_of(next(other))) for _ in range(7)][-1]
-    with pytest.raises(StateError, match="have to be gone through from there"):
+    with pytest.raises(StateError, match="have to be walked through from there"):
         opened(()).which(10**18)
 
 

@@ -390,7 +390,7 @@ def test_only_threads_are_chosen() -> None:
         WorkerConfig(0, 1, "auto", worker_type="process")
     with pytest.raises(ConfigError, match="expected 0 or more, or 'auto'"):
         WorkerConfig(0, 1, -1)
-    with pytest.raises(ConfigError, match=r"a whole number.*, or 'auto'"):
+    with pytest.raises(ConfigError, match=r"an integer.*, or 'auto'"):
         WorkerConfig(0, 1, "many")  # type: ignore[arg-type]
     assert energon_grain_torch.WorkerConfig(0, 1, "auto").worker_type == "thread"
 

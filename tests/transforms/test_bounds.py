@@ -94,7 +94,7 @@ def test_archives_unpack_to_no_more_than_allowed() -> None:
     assert len(large) < 10_000
     decoded = SampleDecoder(max_part_bytes=3 * MiB).decode("x.npz", large)
     assert {name: len(array) for name, array in decoded.items()} == {"a": MiB, "b": MiB}
-    with pytest.raises(DecodingError, match=r"'npz': ValueError: unpacks to 2097408 bytes; .*max_part_bytes=1572864\)"):
+    with pytest.raises(DecodingError, match=r"'npz': ValueError: unpacks to 2097408 bytes, .*max_part_bytes=1572864\)"):
         SampleDecoder(max_part_bytes=3 * MiB // 2).decode("x.npz", large)
     announces = large.replace(struct.pack("<I", MiB + 128), struct.pack("<I", 0xFFFFFFF0))
     with pytest.raises(DecodingError, match="unpacks to"):
@@ -105,7 +105,7 @@ def test_archives_packed_by_other_methods_do_not_decode() -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("a.npy", saved(np.arange(3)))
-    with pytest.raises(DecodingError, match="another method than deflate"):
+    with pytest.raises(DecodingError, match="another compression method than deflate"):
         SampleDecoder().decode("x.npz", file.getvalue())
 
 
@@ -154,7 +154,7 @@ def test_the_bound_on_pixels_is_exact(mode: Any, format: str, part: str) -> None
     file = io.BytesIO()
     Image.new("RGB", (30, 20)).save(file, format)
     SampleDecoder(image_decode=mode, max_pixels=600).decode(f"x.{part}", file.getvalue())
-    with pytest.raises(DecodingError, match=rf"'{part}': ValueError: a picture of 30 x 20 pixels .*max_pixels=599\)"):
+    with pytest.raises(DecodingError, match=rf"'{part}': ValueError: .* 30 x 20 pixels, .*max_pixels=599\)"):
         SampleDecoder(image_decode=mode, max_pixels=599).decode(f"x.{part}", file.getvalue())
 
 

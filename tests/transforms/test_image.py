@@ -331,7 +331,7 @@ def test_a_size_that_grows_beyond_all_bounds_is_an_error() -> None:
     """A line of pixels would become a plane of as many squared."""
     for form in ("JPEG", "PNG"):
         line = file_of(Image.new("RGB", (30_000, 1)), form)
-        with pytest.raises(DecodingError, match=r"30000 x 1 pixels would become one of 6000000 x 200; .*max_pixels"):
+        with pytest.raises(DecodingError, match=r"30000 x 1 pixels would be resized to 6000000 x 200, .*max_pixels"):
             decode(line, image_size=200)
         assert decode(line, image_size=(2, 200)).shape == (2, 200, 3)
     with pytest.raises(DecodingError, match=r"declares a picture of 50 x 40 pixels"):
@@ -519,7 +519,7 @@ def psnr_of(found: Any, expected: Any) -> float:
 
 @pytest.mark.parametrize("mode", ["l8", "pil", "rgba"])
 def test_modes_that_are_not_rgb_are_refused(mode: Any) -> None:
-    with pytest.raises(ConfigError, match="to arrays in RGB only"):
+    with pytest.raises(ConfigError, match="only to arrays in RGB"):
         SampleDecoder(image_decoder="nvimgcodec", image_decode=mode)
 
 
@@ -529,7 +529,7 @@ def test_an_unknown_decoder_is_refused() -> None:
 
 
 def test_a_size_is_refused() -> None:
-    with pytest.raises(ConfigError, match="whole images only"):
+    with pytest.raises(ConfigError, match="only whole images"):
         SampleDecoder(image_decoder="nvimgcodec", image_size=32)
 
 
