@@ -68,7 +68,8 @@ def page() -> str:
     here, said = _replacements(notes["name"])
     same = energon_names() - here.keys()
     rows = [
-        f"| `{name}` | {here.get(name, 'the same')} | {'; '.join(said[name])} |" for name in sorted(energon_names())
+        f"| `{name}` | {here.get(name, 'the same')} | {'; '.join(said[name])} |".replace("|  |", "| |")
+        for name in sorted(energon_names())
     ]
     found: dict[str, set[str]] = defaultdict(set)
     for backend in BACKENDS:
