@@ -77,23 +77,26 @@ def _blends(mixture: Mixture) -> Iterator[Mixture]:
 
 
 def _change(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], remove: list[str]) -> None:
-    named = [*(name for name in weights if name not in add), *remove]
-    places = {name: _find(mixture, name) for name in named}
-    blends = {id(blend): blend for blend, _ in places.values()} or {id(mixture): mixture}
-    if len(blends) != 1:
-        raise AmendmentError(f"amend: {', '.join(named)} are children of several blends: amend them one by one")
-    blend = next(iter(blends.values()))
+    numbers, blend = _children(mixture, [*(name for name in weights if name not in add), *remove])
     for name, data in add.items():
         if name not in weights:
             raise AmendmentError(f"amend: add has {name!r}, weights do not: give it a weight")
-        places[name] = blend, _place_of(mixture, blend, _added(blend, name, data))
-    numbers = {name: number for name, (_, number) in places.items()}
+        numbers[name] = _place_of(mixture, blend, _added(blend, name, data))
     row = _weighted(blend, numbers, weights)
     for name in remove:
         row[numbers[name]] = 0
     if not any(map(exact, row)):
         raise AmendmentError("amend: all weights are 0; give one dataset a weight above 0")
     blend.segments = [(0, list(integer_weights(row)))]
+
+
+def _children(mixture: Mixture, names: list[str]) -> tuple[dict[str, int], Mixture]:
+    """The numbers of named children, and the one blend that has them. Raises AmendmentError if there are several."""
+    places = {name: _find(mixture, name) for name in names}
+    blends = {id(blend): blend for blend, _ in places.values()} or {id(mixture): mixture}
+    if len(blends) != 1:
+        raise AmendmentError(f"amend: {', '.join(names)} are children of several blends: amend them one by one")
+    return {name: number for name, (_, number) in places.items()}, next(iter(blends.values()))
 
 
 def _weighted(blend: Mixture, numbers: Mapping[str, int], weights: Mapping[str, Weight]) -> list[Weight]:

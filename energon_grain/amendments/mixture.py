@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.datasets.lowering import nodes_below
-from energon_grain.datasets.mixtures import BlendDataset
+from energon_grain.datasets.mixtures import BlendDataset, amended_blend
 from energon_grain.errors import AmendmentError
 from energon_grain.mixture_shares import leaf_count
 from energon_grain.samplers.weights import integer_weights
@@ -317,7 +317,7 @@ def rebuilt(
         (amendment(int(start[1:])) if isinstance(start, str) else start, tuple(weights))
         for start, weights in mixture.segments
     )
-    return mixture.node.amended(tuple(children), schedule)
+    return amended_blend(mixture.node, tuple(children), schedule)
 
 
 def replaced(dataset: SavableDataset, blend: BlendDataset) -> SavableDataset:

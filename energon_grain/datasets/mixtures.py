@@ -133,14 +133,6 @@ class BlendDataset(SavableDataset):
         )
         return LanePart(blend, mixture, batches)
 
-    def amended(
-        self, datasets: tuple[SavableDataset, ...], schedule: tuple[tuple[int | AmendedAt, tuple[Weight, ...]], ...]
-    ) -> BlendDataset:
-        """Return the same blend over a whole run: all children that it ever had, and the weights of each segment."""
-        blend = copy.copy(self)
-        put(blend, datasets=datasets, schedule=schedule)
-        return blend
-
     def _router(self, to: Lowering) -> tuple[Blend | StepBlend, int]:
         """Return the router, and the number of items that share a choice (0: one choice per item)."""
         lanes, width = to.lanes, self._width(to)
@@ -259,6 +251,17 @@ class ConcatDataset(SavableDataset):
                 "a concatenation takes finite datasets, but one of them is endless (a blend by weights, or repeated)"
             )
         return LanePart(ConcatLanes(operators), mixture, batches)
+
+
+def amended_blend(
+    blend: BlendDataset,
+    datasets: tuple[SavableDataset, ...],
+    schedule: tuple[tuple[int | AmendedAt, tuple[Weight, ...]], ...],
+) -> BlendDataset:
+    """Return the same blend over a whole run: all children that it ever had, and the weights of each segment."""
+    amended = copy.copy(blend)
+    put(amended, datasets=datasets, schedule=schedule)
+    return amended
 
 
 def _start(start: int | AmendedAt, to: Lowering, width: int = 1) -> int | npt.NDArray[np.int64]:
