@@ -49,7 +49,7 @@ Operators whose items changed declare the first version that is valid for them (
 an older version continue exactly in all other configurations, and are refused by these operators.
 
 1. Revisions before 22 November 2026.
-2. Packs of several lanes take turns (docs/decisions/packs-take-turns.md); states of generators hold batches.
+2. Packs of several lanes take turns (docs/decisions/lane-operators.md); states of generators hold batches.
 """
 _SAVED_BY = {1: "a development revision from before 22 November 2026 (such as git revision d290e64; no release)"}
 """Revisions that saved states of each earlier order version, and can continue them."""
