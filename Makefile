@@ -70,6 +70,7 @@ check: $(VENV)/.ready
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python tests/shape.py
+	$(VENV)/bin/python tests/words.py
 
 format: $(VENV)/.ready
 	$(VENV)/bin/ruff check --fix .

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the version in the header, and navigation sections that list a folder."""
+"""Hooks of mkdocs: the version in the header, and sections that list a folder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ DOCS = Path(__file__).parent
 
 
 def on_config(config: Any) -> None:
-    """Read the version, and replace each navigation entry such as `recipes/` by the pages of that folder."""
-    version = (DOCS.parent / "energon_grain" / "_version.py").read_text(encoding="utf-8")
+    """Read the version, and expand navigation entries such as `recipes/`."""
+    version = (DOCS.parent / "energon_grain" / "_version.py").read_text(
+        encoding="utf-8"
+    )
     config.extra["release"] = re.search(r'__version__ = "(.+)"', version)[1]  # type: ignore[index]
     config.nav = _expanded(config.nav)
 
@@ -19,7 +21,9 @@ def on_config(config: Any) -> None:
 def _expanded(entries: list[Any]) -> list[Any]:
     found = list[Any]()
     for entry in entries:
-        (title, target), *_ = entry.items() if isinstance(entry, dict) else [(None, entry)]
+        (title, target), *_ = (
+            entry.items() if isinstance(entry, dict) else [(None, entry)]
+        )
         if isinstance(target, list):
             found.append({title: _expanded(target)})
         elif not target.endswith("/"):
@@ -30,7 +34,10 @@ def _expanded(entries: list[Any]) -> list[Any]:
 
 
 def _pages(folder: str) -> list[Any]:
-    pages = sorted((DOCS / folder).glob("*.md"), key=lambda page: (page.name != "index.md", _title(page)))
+    pages = sorted(
+        (DOCS / folder).glob("*.md"),
+        key=lambda page: (page.name != "index.md", _title(page)),
+    )
     return [{_title(page): f"{folder}{page.name}"} for page in pages]
 
 

@@ -139,6 +139,10 @@ class FingerprintError(StateError):
     """A saved state belongs to another configuration or to other data."""
 
 
+class AmendmentError(FingerprintError):
+    """A change of a running mixture that cannot be made; the message names what, and what to do instead."""
+
+
 class FatalSampleError(EnergonGrainError, RuntimeError):
     """Too many consecutive failures, or a failure that must not be skipped. Hooks may raise it to end the iteration."""
 

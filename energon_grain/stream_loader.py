@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Self, TextIO
 
 from energon_grain.errors import EnergonGrainError, StateError, public, shorten
+from energon_grain.host_processes import HostProcesses, broadcast_state, gather_cursor
 from energon_grain.samples.subscripts import Item, OneSubscript
-from energon_grain.stream.cursor import Cursor, HostProcesses, broadcast_state, gather_cursor, merge_cursors
+from energon_grain.stream.cursor import Cursor, merge_cursors
 from energon_grain.stream.run import StepSamples
 from energon_grain.stream.spec import names_of_leaves
+from energon_grain.stream.stream import OnChange
 from energon_grain.watch.loader_stats import LoaderStats
 from energon_grain.watch.progress import ProgressLine
 from energon_grain.watch.stream import Stream
@@ -119,18 +121,30 @@ class StreamLoader(OneSubscript[Item]):
         """Return this host's state as JSON-native values, with the manifest that explains a later mismatch."""
         return self._stream.cursor(with_manifest=True)
 
-    def restore_state_rank(self, state: Mapping[str, Any] | None, *, allow_changes: bool = False) -> None:
+    def restore_state_rank(
+        self,
+        state: Mapping[str, Any] | None,
+        *,
+        allow_changes: bool = False,
+        on_change: OnChange | None = None,
+        note: str = "",
+    ) -> None:
         """Restore a state from `save_state_rank` or `save_state_global`. None leaves a fresh loader unchanged.
 
         Args:
             state: The state of this host or of all hosts.
-            allow_changes: Continue at the position of the state although the configuration or the data changed.
+            allow_changes: The older spelling of `on_change="position"`.
+            on_change: Used if the configuration or the data have changed. "refuse": raise an error. "amend": every
+                dataset of the mixture continues exactly where it is, with the new weights. "position": continue at the
+                same position of the changed stream, which repeats and loses samples. Default: the loader's setting.
+            note: Reason for the change, shown by `amendments`.
 
         Raises:
             StateError: The state cannot be continued.
+            AmendmentError: The change cannot be amended.
         """
         if state is not None:
-            self._stream.restore(state, allow_changes=allow_changes)
+            self._stream.restore(state, allow_changes=allow_changes, on_change=on_change, note=note)
 
     def _gathered(self) -> Cursor:
         """Return the state of all hosts; a collective operation with several hosts."""
@@ -160,6 +174,8 @@ class StreamLoader(OneSubscript[Item]):
         *,
         src_rank: int | None = None,
         allow_changes: bool = False,
+        on_change: OnChange | None = None,
+        note: str = "",
     ) -> None:
         """Restore the state of all hosts on any number of hosts.
 
@@ -167,6 +183,8 @@ class StreamLoader(OneSubscript[Item]):
             state: The result of `save_state_global`, or a list with each host's `save_state_rank`.
             src_rank: Host that has the state, if the others pass None. Default: each host has it.
             allow_changes: See `restore_state_rank`.
+            on_change: See `restore_state_rank`.
+            note: See `restore_state_rank`.
 
         Raises:
             StateError: The state cannot be continued.
@@ -179,7 +197,39 @@ class StreamLoader(OneSubscript[Item]):
             )
         if not isinstance(state, Mapping):
             state = merge_cursors(state)
-        self._stream.restore(state, allow_changes=allow_changes)
+        self._stream.restore(state, allow_changes=allow_changes, on_change=on_change, note=note)
+
+    def amend(
+        self,
+        weights: Mapping[str, Any] | None = None,
+        *,
+        add: Mapping[str, Any] | None = None,
+        remove: Sequence[str] = (),
+        note: str = "",
+    ) -> None:
+        """Change the mixture from the next step on. Every remaining dataset continues exactly where it is.
+
+        With several hosts, every host makes the same call at the same step.
+
+        Args:
+            weights: New weights of all datasets of a blend, by name (the last part of its path, its `name`, or its
+                full key). Weight 0 pauses a dataset. Default: unchanged.
+            add: Datasets to append to the blend, by the name that `weights` uses: a path; a mapping with `path`,
+                `split_part`, `subflavors` and `name`, as in a metadataset; or a dataset. Each needs a weight in
+                `weights`. Its samples are made in the same way as the others.
+            remove: Names of datasets to remove. Samples held by packs or groups are still delivered.
+            note: Reason for the change, shown by `amendments`.
+
+        Raises:
+            AmendmentError: There is no such dataset, or this stream's mixture cannot be amended.
+        """
+        self._stream.amend(weights=weights, add=add, remove=remove, note=note)
+
+    @property
+    def amendments(self) -> list[Any]:
+        """All changes of the mixture in this run: a list of `energon_grain.amendments.history.Amendment`."""
+        amendments = self._stream.amendments
+        return [] if amendments is None else list(amendments.log)
 
     def which(self, step: int) -> StepSamples:
         """Return the samples of the global batch of a past or future step. See `Stream.which`."""

@@ -288,7 +288,7 @@ def _advice(path: str) -> str:
     hint = did_you_mean(names[-1], public) if row.startswith("internal") else ""
     return (
         f"energon-grain, which replaces megatron.energon, has no `{PACKAGE}.{path}`: {row}{hint or '.'} "
-        f"All names: https://energon-grain.readthedocs.io/en/latest/coming-from-energon/#every-name"
+        f"All names: https://energon-grain.readthedocs.io/en/latest/reference/energon-names/#every-name"
     )
 
 

@@ -27,6 +27,7 @@ from torch.utils.data import _utils
 from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, StateError, public
+from energon_grain.host_processes import with_agreement
 from energon_grain.processes.pool import ProcessPool, StartedProcess, StartProcess
 from energon_grain.processes.worker import Channel, pickled_spec, serve
 from energon_grain.samples.sample import pin_memory as pinned
@@ -34,10 +35,9 @@ from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.sources.source import Source
-from energon_grain.stream.cursor import with_agreement
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.stream import config_to_run
+from energon_grain.stream.stream import OnChange, config_to_run
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import WorkerPool
 from energon_grain.stream_loader import StreamLoader
@@ -150,7 +150,7 @@ _KEY = "energon_grain"
 
 
 class GroupProcesses:
-    """The processes of a group. See `energon_grain.stream.cursor.HostProcesses`.
+    """The processes of a group. See `energon_grain.host_processes.HostProcesses`.
 
     Args:
         group: Their process group; None: all processes.
@@ -291,6 +291,7 @@ def get_savable_loader(
     cache_pool: CachePool | None = None,
     pin_memory: bool | None = None,
     multiprocessing_context: Any = None,
+    on_change: OnChange = "refuse",
     **energon: Unpack[EnergonArguments],
 ) -> SavableDataLoader[Item]:
     """Return a loader for a dataset, with workers, prefetching and state.
@@ -316,6 +317,8 @@ def get_savable_loader(
         multiprocessing_context: Start method of worker processes: "fork", "forkserver", "spawn" or a `multiprocessing`
             context. Default: Python's, with "forkserver" in place of "fork" for data in arrays or object stores. The
             order does not depend on it.
+        on_change: Default of `on_change` where a state is restored, see `restore_state_rank`. It also applies to
+            `load_state_dict` and `torch.distributed.checkpoint`.
         **energon: See `EnergonArguments`.
 
     Raises:
@@ -329,16 +332,16 @@ def get_savable_loader(
     def processes(spec: StreamSpec, stage: PureStage) -> WorkerPool:
         return process_pool(spec, stage.sources, config.most_workers, config.prefetch_bytes, multiprocessing_context)
 
-    return SavableDataLoader(
-        Stream.of(
-            dataset,
-            worker_config=config,
-            prefetch_factor=prefetch_factor,
-            cache_pool=cache_pool,
-            make_pool=processes if str(config.worker_type) == "dataloader" else None,
-            finish=pinning(pin_memory),
-        )
+    stream = Stream.of(
+        dataset,
+        worker_config=config,
+        prefetch_factor=prefetch_factor,
+        cache_pool=cache_pool,
+        make_pool=processes if str(config.worker_type) == "dataloader" else None,
+        finish=pinning(pin_memory),
     )
+    stream.on_change = on_change
+    return SavableDataLoader(stream)
 
 
 @public

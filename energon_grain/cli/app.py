@@ -74,7 +74,14 @@ COMMANDS = {
         "info": Listed(
             "checkpoint.checkpoint_info",
             "Show the contents of a saved state: progress, samples drawn from each dataset, and what it restores on.",
-        )
+        ),
+        "amend": Listed(
+            "amend.amend", "Change the mixture of a saved run: weights, datasets that were added or removed."
+        ),
+        "history": Listed(
+            "amend.history",
+            "List the changes of the mixture in a run: step, shares before and after, and the reason.",
+        ),
     },
     "cache": {
         "check": Listed(

@@ -21,11 +21,11 @@ from energon_grain.cli.run import Run, of_a_run
 from energon_grain.cli.terminal import Answer, DataPath, significant
 from energon_grain.errors import ConfigError, StateError
 from energon_grain.loader.checkpoint_file import FILE_NAME, GRAIN_FILE, read_state
+from energon_grain.mixture_shares import leaf_draws, pass_length
 from energon_grain.samplers.share_tree import RUN
 from energon_grain.sources.kinds import holds_plain_bytes
 from energon_grain.stream.cursor import check_cursor, differences, from_cursor, merge_cursors, saved_manifest
 from energon_grain.stream.passes import Share
-from energon_grain.stream.spec import leaf_draws, pass_length
 from energon_grain.stream.state import Rounds, unpack_integers, walk
 from energon_grain.stream.stream import Stream
 from energon_grain.words import counted, table

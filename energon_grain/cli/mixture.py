@@ -17,11 +17,12 @@ from energon_grain.kinds.joins.leaf import JoinedLeafDataset
 from energon_grain.metadataset.documents import load_dataset, load_metadataset
 from energon_grain.metadataset.flat import Course, FlatLeaf, changes, children_of, flatten, share_at
 from energon_grain.metadataset.resolve import Leaf
+from energon_grain.mixture_shares import leaf_draws
 from energon_grain.planning.costs import Costs
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import part_of
 from energon_grain.sources.source import Source
-from energon_grain.stream.spec import LeafSpec, StreamSpec, leaf_draws
+from energon_grain.stream.spec import LeafSpec, StreamSpec
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.words import counted, table
 

@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from energon_grain.datasets.hooks import HookOwner, with_own_name
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.hashing import fold
@@ -349,6 +352,7 @@ class Lowering:
             cross their ends.
         iterated: Whether a function from stream to stream is above.
         outermost: Whether items made here are items of the lane, whose batch is known.
+        begins: First round of each amendment of the run in each lane of this place, int64 (L,).
     """
 
     graph: _Graph
@@ -360,6 +364,7 @@ class Lowering:
     endless: bool = False
     iterated: bool = False
     outermost: bool = True
+    begins: tuple[npt.NDArray[np.int64], ...] = ()
 
     @property
     def lanes(self) -> int:
@@ -388,10 +393,30 @@ class Lowering:
             outermost=False,
         )
 
-    def children(self, datasets: Sequence[Node], *, endless: bool = False) -> list[Part]:
-        """Lower the nodes below a mixture. Raises as `lower`."""
+    def children(
+        self,
+        datasets: Sequence[Node],
+        *,
+        endless: bool = False,
+        counts_at: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.uint64]] | None = None,
+    ) -> list[Part]:
+        """Lower the nodes below a mixture. Raises as `lower`.
+
+        Args:
+            datasets: The children.
+            endless: Whether they are repeated forever.
+            counts_at: Returns the rounds of each child, (children, L), before a round of each lane; None: the children
+                cannot be amended.
+        """
+        begins = [] if counts_at is None else [counts_at(rounds).astype(np.int64) for rounds in self.begins]
         return [
-            self.lower(dataset, place=f"{self.place}.{number}", endless=endless, outermost=False)
+            self.lower(
+                dataset,
+                place=f"{self.place}.{number}",
+                endless=endless,
+                outermost=False,
+                begins=tuple(each[number] for each in begins),
+            )
             for number, dataset in enumerate(datasets)
         ]
 
@@ -478,13 +503,22 @@ class Settings:
         return fold(self.seed, self.seed_offset)
 
 
-def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: CachePool | None = None) -> StreamSpec:
+def compile_dataset(
+    dataset: Node,
+    *,
+    hosts: int | None = None,
+    cache_pool: CachePool | None = None,
+    resolved: Sequence[Resolved] | None = None,
+    begins: Sequence[npt.NDArray[np.int64]] = (),
+) -> StreamSpec:
     """Resolve a dataset into everything that determines its stream.
 
     Args:
         dataset: Outermost node.
         hosts: Number of hosts, for the default of `lanes`. Default: from the dataset's `worker_config`.
         cache_pool: The `cache` of hooks; None: that of their task encoder.
+        resolved: The leaves in document order, if they are already resolved.
+        begins: See `Lowering.begins`.
 
     Raises:
         ConfigError: The nodes do not fit together, or the configuration of a leaf is invalid.
@@ -492,7 +526,7 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
     """
     hosts = hosts or dataset.worker_config.world_size
     settings, steps = settings_of(dataset), Steps.over(dataset)
-    to, part = _lowered(steps, settings, hosts)
+    to, part = _lowered(steps, settings, hosts, resolved, tuple(begins))
     lanes, step_items = to.lanes, hosts * (1 if steps.batch is None else steps.batch.size)
     _check_balance(steps, part)
     _repeat_for_limit(part, steps, step_items, lanes)
@@ -520,11 +554,18 @@ def compile_dataset(dataset: Node, *, hosts: int | None = None, cache_pool: Cach
     )
 
 
-def _lowered(steps: Steps, settings: Settings, hosts: int) -> tuple[Lowering, Part]:
+def _lowered(
+    steps: Steps,
+    settings: Settings,
+    hosts: int,
+    resolved: Sequence[Resolved] | None,
+    begins: tuple[npt.NDArray[np.int64], ...],
+) -> tuple[Lowering, Part]:
     """Lower the nodes below the steps, with the lanes of the run."""
     seed = settings.key if steps.seed is None else steps.seed
     lanes = settings.lanes or math.lcm(DEFAULT_LANES, hosts)
-    to = Lowering(graph=_Graph(lanes, hosts), seed=seed, endless=steps.repeat is not None)
+    graph = _Graph(lanes, hosts, resolved)
+    to = Lowering(graph=graph, seed=seed, endless=steps.repeat is not None, begins=begins)
     part = steps.below.lower(to)
     if settings.lanes is None and isinstance(part, LanePart) and part.operator.finite:
         lanes = _lanes_for(part.operator, hosts)

@@ -6,6 +6,7 @@ Also the arguments of a task encoder's builders: the datasets of a metadataset, 
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from energon_grain.datasets.dataset import SavableDataset, check_dataset, put
 from energon_grain.datasets.lowering import IndexPart, LanePart, LeafPart, Lowering, Part
@@ -35,6 +37,17 @@ from energon_grain.stream.worker_config import WorkerConfig
 Weight = int | float | Fraction
 Weighted = tuple[SavableDataset, Weight] | SavableDataset
 _LABELS_AHEAD = 64
+
+
+@dataclass(frozen=True, slots=True)
+class AmendedAt:
+    """Start of the segment of an amendment: a round of each lane, see `Lowering.begins`.
+
+    Attributes:
+        number: Number of the amendment in its run.
+    """
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -91,12 +104,17 @@ class BlendDataset(SavableDataset):
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`. Above filters it counts items, for exact shares of the remaining samples."""
-        parts = to.children(self.datasets, endless=True)
         if self.weight_unit is not None:
+            parts = to.children(self.datasets, endless=True)
             return extension(BLEND_BY_COST)(to, parts, self.schedule, self.weight_unit)
         router, width = self._router(to)
+        nested = any(not hasattr(dataset, "identity") for dataset in self.datasets)  # leaves need no rounds
+        parts = to.children(self.datasets, endless=True, counts_at=router.counts_at if nested else None)
+        weights, starts = router.weights, router.starts
+        if to.begins:
+            weights, starts = weights[-1:], (0,)
         mixture: dict[str, Any] = {
-            "blend": [list(map(list, router.weights)), list(router.starts)],
+            "blend": [list(map(list, weights)), list(starts)],
             "of": _mixtures(parts),
         }
         if width:
@@ -107,12 +125,11 @@ class BlendDataset(SavableDataset):
         arithmetic = _arithmetic(parts)
         if len(arithmetic) == len(parts):
             return _endless(arithmetic, router, mixture)
-        weights = router.weights[0]
         blend = BlendLanes(
             parts=tuple(to.operator(part, stripe=1, endless=True) for part in parts),
             router=router,
             lanes=to.lanes,
-            shares=tuple(weight / sum(weights) for weight in weights),
+            shares=tuple(weight / sum(weights[0]) for weight in weights[0]),
         )
         return LanePart(blend, mixture, batches)
 
@@ -121,14 +138,16 @@ class BlendDataset(SavableDataset):
         lanes, width = to.lanes, self._width(to)
         key = fold(to.seed, "blend", to.place)
         if width <= 1:
-            return Blend([(start, list(weights)) for start, weights in self.schedule], lanes=lanes, key=key), 0
-        uneven = [start for start, _ in self.schedule if start % width]
+            return Blend(
+                [(_start(start, to), list(weights)) for start, weights in self.schedule], lanes=lanes, key=key
+            ), 0
+        uneven = [start for start, _ in self.schedule if not to.begins and start % width]
         if uneven:
             raise ConfigError(
                 f"BlendDataset: the schedule changes at {uneven}, inside a step of {width} items: start segments at "
                 f"multiples of {width}"
             )
-        schedule = [(start // width, list(weights)) for start, weights in self.schedule]
+        schedule = [(_start(start, to, width), list(weights)) for start, weights in self.schedule]
         return StepBlend(Blend(schedule, lanes=lanes // width, key=key), width=width), width
 
     def _width(self, to: Lowering) -> int:
@@ -232,6 +251,24 @@ class ConcatDataset(SavableDataset):
                 "a concatenation takes finite datasets, but one of them is endless (a blend by weights, or repeated)"
             )
         return LanePart(ConcatLanes(operators), mixture, batches)
+
+
+def amended_blend(
+    blend: BlendDataset,
+    datasets: tuple[SavableDataset, ...],
+    schedule: tuple[tuple[int | AmendedAt, tuple[Weight, ...]], ...],
+) -> BlendDataset:
+    """Return the same blend over a whole run: all children that it ever had, and the weights of each segment."""
+    amended = copy.copy(blend)
+    put(amended, datasets=datasets, schedule=schedule)
+    return amended
+
+
+def _start(start: int | AmendedAt, to: Lowering, width: int = 1) -> int | npt.NDArray[np.int64]:
+    """Return the start of a segment, for a blend that chooses once for `width` positions."""
+    if isinstance(start, AmendedAt):
+        return StepBlend.shared_rounds(to.begins[start.number], width)
+    return start // width
 
 
 def _endless(parts: Sequence[IndexPart], router: Router, mixture: dict[str, Any]) -> IndexPart:

@@ -19,12 +19,13 @@ from energon_grain.formats.columns import SIZES
 from energon_grain.gallery.counts import ClassCounts, count_classes
 from energon_grain.gallery.decoded import with_fields
 from energon_grain.gallery.fields import Shown, show_part
+from energon_grain.mixture_shares import leaf_draws
 from energon_grain.prepare.summary import count_in_bins, edges_of_bins
 from energon_grain.samples.sample import Fields
 from energon_grain.sources.source import Source
 from energon_grain.stream.cursor import Cursor
 from energon_grain.stream.run import SampleRecord
-from energon_grain.stream.spec import LeafSpec, StreamSpec, leaf_draws
+from energon_grain.stream.spec import LeafSpec, StreamSpec
 from energon_grain.stream.stream import Stream
 
 _SAMPLE_BYTES = 1 << 30

@@ -18,12 +18,12 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.errors import ConfigError, EmptyDatasetError, public
 from energon_grain.extras import needed_for
+from energon_grain.host_processes import with_agreement
 from energon_grain.loader.iterator import PipelineLoader, jax_processes, record_read, traced_item
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
 from energon_grain.stream.chunks import Chunk, Encoded
-from energon_grain.stream.cursor import with_agreement
 from energon_grain.stream.drops import DropBudget, Dropped, PartialItem
 from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.observer import Outlet

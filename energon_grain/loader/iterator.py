@@ -16,12 +16,13 @@ import numpy as np
 from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, EnergonGrainError, public, shorten
+from energon_grain.host_processes import gather_cursor, with_agreement
 from energon_grain.loader.checkpoint_file import read_state, write_process_state, write_state
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
-from energon_grain.stream.cursor import Cursor, gather_cursor, with_agreement
+from energon_grain.stream.cursor import Cursor
 from energon_grain.stream.memory import approximate_bytes
-from energon_grain.stream.stream import config_to_run
+from energon_grain.stream.stream import OnChange, config_to_run
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream_loader import StreamLoader
 from energon_grain.watch.stream import Stream
@@ -59,7 +60,7 @@ with suppress(ImportError, AttributeError, TypeError):
 
 
 class JaxProcesses:
-    """All processes of an initialised `jax.distributed`. See `stream.cursor.HostProcesses`."""
+    """All processes of an initialised `jax.distributed`. See `host_processes.HostProcesses`."""
 
     @property
     def count(self) -> int:
@@ -262,6 +263,7 @@ def get_savable_loader(
     worker_config: WorkerConfig | None = None,
     prefetch_factor: int = 2,
     cache_pool: CachePool | None = None,
+    on_change: OnChange = "refuse",
     **energon: Unpack[EnergonArguments],
 ) -> SavableDataLoader[Item]:
     """Return a loader for a dataset, with threads, prefetching and state.
@@ -286,6 +288,8 @@ def get_savable_loader(
         prefetch_factor: Batches that each worker prepares ahead.
         cache_pool: Cache for hooks and for cookers with `need_cache`; not closed with the loader. Default: a
             `NoCachePool`.
+        on_change: If a state that is restored belongs to another configuration; see `Stream.restore`. It also holds
+            where a framework restores: `set_state`, Orbax.
         **energon: See `EnergonArguments`.
 
     Returns:
@@ -297,9 +301,9 @@ def get_savable_loader(
     """
     config = with_agreement(config_to_run(dataset, worker_config), jax_processes())
     dataset = watched(dataset, energon)
-    return SavableDataLoader(
-        Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor, cache_pool=cache_pool)
-    )
+    stream = Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor, cache_pool=cache_pool)
+    stream.on_change = on_change
+    return SavableDataLoader(stream)
 
 
 @public

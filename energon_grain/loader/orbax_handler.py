@@ -17,6 +17,7 @@ from energon_grain.errors import public
 from energon_grain.extras import needed_for
 from energon_grain.loader.checkpoint_file import read_state, write_state
 from energon_grain.loader.iterator import SavableDataLoader, check_loader, gather_over_jax, is_primary
+from energon_grain.stream.stream import OnChange
 
 with needed_for("saving with Orbax"):
     import orbax.checkpoint as ocp
@@ -42,7 +43,9 @@ class EnergonCheckpointHandler(ocp.CheckpointHandler):
         Raises:
             StateError: The state cannot be continued.
         """
-        args.item.restore_state_rank(read_state(directory), allow_changes=args.allow_changes)
+        args.item.restore_state_rank(
+            read_state(directory), allow_changes=args.allow_changes, on_change=args.on_change, note=args.note
+        )
         args.item.start_prefetch()
         return args.item
 
@@ -73,11 +76,15 @@ class EnergonCheckpointRestore(ocp.args.CheckpointArgs):
 
     Attributes:
         item: A loader of the same dataset; it is restored in place.
-        allow_changes: Continue at the saved position although the configuration or the data changed.
+        allow_changes: The older spelling of `on_change="position"`.
+        on_change: As in `SavableDataLoader.restore_state_rank`.
+        note: Reason for the change.
     """
 
     item: SavableDataLoader
     allow_changes: bool = False
+    on_change: OnChange | None = None
+    note: str = ""
 
     def __post_init__(self) -> None:
         check_loader(type(self).__name__, self.item)

@@ -42,7 +42,7 @@ class MediaFilterStrategy(str, enum.Enum):  # noqa: UP042 (its `str()` is that o
     """How media files are recognised."""
 
     EXTENSION = "EXTENSION"
-    """By file extension."""
+    """Extension: bmp gif ico j2k jp2 jpx jp(e)g png tif(f) webp aac avi flac m4a m4v mkv mov mp3 mp4 ogg wav webm."""
     HEADER = "HEADER"
     """By their first bytes, else by file extension."""
     GLOB = "GLOB"

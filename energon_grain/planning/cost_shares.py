@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.mixture_shares import leaf_count, means_of
 from energon_grain.planning.costs import PARTS_OF_ONE, Costs, costs_of
 from energon_grain.samplers.expression import Expression
 from energon_grain.stream.index_map import Draws
-from energon_grain.stream.spec import StreamSpec, leaf_count, means_of
+from energon_grain.stream.spec import StreamSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -35,7 +35,7 @@ from energon_grain.samplers.columns import Array
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.routing import Routes
 from energon_grain.samplers.share_tree import RUN, ShareTree, lane_phases, permute_run
-from energon_grain.samplers.weights import Schedule, integer_weights
+from energon_grain.samplers.weights import LaneSchedule, integer_weights
 
 _SEGMENT, _RUN = fold("segment"), fold("run")
 
@@ -44,58 +44,91 @@ class Blend:
     """An endless stream of positions of several children, in shares by weight, lane by lane: `j * L + l`.
 
     Args:
-        schedule: `[(from_position, weights), ...]`, starting at 0, ascending: a weight for each child, which may be 0,
-            but not in all segments. Decimal text has its exact value.
+        schedule: `[(start, weights), ...]`: a weight for each child, which may be 0, but not in all segments. Decimal
+            text has its exact value. `start` is a position of this blend (the first is 0), or the first round of the
+            segment in each lane, int64 (L,). A segment that starts before an earlier one in a lane replaces it there.
+            A later segment may have more children than earlier ones.
         lanes: L.
         key: 64-bit key, `fold(seed, node key, ...)`.
 
     Attributes:
         lanes: L.
         weights: integer weights of each segment.
-        starts: first position of each segment.
+        starts: first position of each segment; of one that begins at a round of each lane, the least.
 
     Raises:
         ConfigError: a weight would round to zero.
     """
 
-    __slots__ = ("_segments", "lanes", "starts", "weights")
+    __slots__ = ("_firsts", "_latest", "_segments", "lanes", "starts", "weights")
 
     preserves_runs: ClassVar[bool] = False
 
-    def __init__(self, schedule: Schedule, *, lanes: int, key: int) -> None:
+    def __init__(self, schedule: LaneSchedule, *, lanes: int, key: int) -> None:
         self.lanes = lanes
-        self.starts = tuple(start for start, _ in schedule)
         self.weights = tuple(integer_weights(weights) for _, weights in schedule)
-        tree = ShareTree(len(self.weights[0]))
-        first = np.zeros(lanes, dtype=np.int64)
-        counts = np.zeros((len(self.weights[0]), lanes), dtype=np.uint64)
+        firsts = np.stack([lane_rounds(start, lanes) for start, _ in schedule])
+        # A segment that an amendment overtook has no rounds in the lanes where it had not begun.
+        self._firsts = np.minimum.accumulate(firsts[::-1])[::-1]
+        self._latest = self._firsts.max(axis=1)
+        self.starts = tuple(int((first * lanes + np.arange(lanes)).min()) for first in self._firsts)
         self._segments: list[_Segment] = []
-        for number, (start, integers) in enumerate(zip(self.starts, self.weights, strict=True)):
-            begin = (start - np.arange(lanes) + lanes - 1) // lanes  # first round of each lane at or after `start`
+        for number, (first, integers) in enumerate(zip(self._firsts, self.weights, strict=True)):
+            counts = np.zeros((len(integers), lanes), dtype=np.uint64)
             if self._segments:
-                counts = counts + self._segments[-1].counts(begin - first)
-            first = begin
-            self._segments.append(_Segment(tree, integers, first, counts, _segment_key(key, number)))
+                before = self.counts_at(first)
+                counts[: len(before)] = before
+            self._segments.append(
+                _Segment(ShareTree(len(integers)), integers, first, counts, _segment_key(key, number))
+            )
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return the child and the child position at each position (at least 0, any order)."""
         rounds = position // self.lanes
         lane = position - rounds * self.lanes
-        if len(self._segments) == 1:
-            return self._segments[0].route(lane, rounds)
+        if len(self._segments) == 1 or (rounds.size and rounds.min() >= self._latest[-1]):
+            return self._segments[-1].route(lane, rounds)
         child = np.empty(position.size, dtype=np.int32)
         below = np.empty(position.size, dtype=np.int64)
-        segment = np.searchsorted(np.array(self.starts), position, side="right") - 1
+        segment = self._segment_of(rounds, lane)
         for number in np.unique(segment):
             here = np.flatnonzero(segment == number)
             child[here], below[here] = self._segments[number].route(lane[here], rounds[here])
         return child, below
 
+    def counts_at(self, rounds: npt.NDArray[np.int64]) -> Array:
+        """Give how often each lane has each child before round `rounds[l]` of lane l, uint64 (children, L)."""
+        lanes = np.arange(self.lanes)
+        segment = self._segment_of(rounds, lanes)
+        counts = np.zeros((len(self._segments[-1].before), self.lanes), dtype=np.uint64)
+        for number in np.unique(segment):
+            one, here = self._segments[number], segment == number
+            own = one.before + one.counts(np.where(here, rounds - self._firsts[number], 0))
+            counts[: len(own), here] = own[:, here]
+        return counts
+
+    def _segment_of(self, rounds: npt.NDArray[np.int64], lane: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Number of the segment of each round: the last one made so far that begins at or before it in its lane."""
+        last = len(self._segments) - 1
+        # Those that have begun in all lanes by then, and then one by one the few that have begun in this lane.
+        segment = np.searchsorted(self._latest[: last + 1], rounds, side="right") - 1
+        segment = np.maximum(segment, 0)
+        while (later := (segment < last) & (self._firsts[np.minimum(segment + 1, last), lane] <= rounds)).any():
+            segment += later
+        return segment
+
+
+def lane_rounds(start: int | npt.NDArray[np.int64], lanes: int) -> npt.NDArray[np.int64]:
+    """The first round of each lane at or after a position, int64 (lanes,); rounds of lanes as they are."""
+    if isinstance(start, np.ndarray):
+        return start
+    return (start - np.arange(lanes) + lanes - 1) // lanes
+
 
 class _Segment:
     """Rounds with one set of weights."""
 
-    __slots__ = ("_counts", "_first", "_key", "_left", "_phase", "_total", "_tree", "lanes")
+    __slots__ = ("_first", "_key", "_left", "_phase", "_total", "_tree", "before", "lanes")
 
     def __init__(
         self, tree: ShareTree, weights: Sequence[int], first: npt.NDArray[np.int64], counts: Array, key: int
@@ -103,7 +136,7 @@ class _Segment:
         self.lanes = first.size
         self._tree, self._key = tree, key
         self._first = first  # first round of the segment in each lane, (L,)
-        self._counts = counts  # rounds of each child and lane before the segment, (K, L)
+        self.before = counts  # rounds of each child and lane before the segment, (K, L)
         before = np.concatenate([[0], np.cumsum(weights)]).astype(np.uint64)
         self._left = before[tree.middle] - before[tree.low]
         self._total = np.maximum(before[tree.high] - before[tree.low], np.uint64(1))
@@ -127,7 +160,7 @@ class _Segment:
         label, rank = self._runs(each % self.lanes, (each // self.lanes).view(np.uint64))
         slot = rounds - run * RUN
         child = label[slot, which]
-        rank = rank[slot, which] + self._counts[child, lane]
+        rank = rank[slot, which] + self.before[child, lane]
         return child.astype(np.int32), rank.view(np.int64) * self.lanes + lane
 
     def counts(self, rounds: npt.NDArray[np.int64]) -> Array:
@@ -136,7 +169,7 @@ class _Segment:
         whole = rounds // RUN
         at = np.zeros((len(self._tree), self.lanes), dtype=np.uint64)
         at[0] = (whole * RUN).view(np.uint64)
-        counts = np.zeros_like(self._counts)
+        counts = np.zeros_like(self.before)
         for node in range(len(self._tree)):
             if self._tree.left[node] == node:
                 counts[self._tree.low[node]] = at[node]
@@ -214,3 +247,15 @@ class StepBlend:
         """Return the child and the child position at each position (at least 0, any order)."""
         child, step = self._blend.route(position // self._width)
         return child, step * self._width + position % self._width
+
+    def counts_at(self, rounds: npt.NDArray[np.int64]) -> Array:
+        """Give how often each lane has each child before round `rounds[l]` of lane l, uint64 (children, L).
+
+        Lanes that share a choice count up to the latest of their rounds.
+        """
+        return np.repeat(self._blend.counts_at(self.shared_rounds(rounds, self._width)), self._width, axis=1)
+
+    @staticmethod
+    def shared_rounds(rounds: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
+        """The latest round of each run of `width` lanes, int64 (L div width,)."""
+        return rounds.reshape(-1, width).max(axis=1)

@@ -78,6 +78,11 @@ class RouteTree:
         self.leaves = len(runs)
         self.folds = isinstance(router, FoldingRouter) or any(child is not None and child.folds for child in children)
 
+    @property
+    def router(self) -> Router:
+        """The router of the root."""
+        return self._router
+
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return the leaf and the position in its stream at each position (at least 0, any order)."""
         child, below = self._router.route(position)

@@ -19,6 +19,9 @@ Weight = int | float | str | Decimal | Fraction
 Schedule = Sequence[tuple[int, Sequence[Weight]]]
 """Segments: the first position of each, and its weights."""
 
+LaneSchedule = Sequence[tuple[int | npt.NDArray[np.int64], Sequence[Weight]]]
+"""The same; a segment may also begin at a round of each lane, int64 (L,)."""
+
 MAX_TOTAL = 1 << 31
 """Maximum sum of integer weights, so that products of two of them fit into 64 bits."""
 

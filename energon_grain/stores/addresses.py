@@ -4,6 +4,9 @@
 Credentials are found by each store's own chain, in obstore, with three exceptions that obstore does not support:
 sections of `~/.aws` with keys (read by this module), sections with a role, a program or single sign-on (read by boto3,
 if it is installed), and keys in a profile of the Multi-Storage Client. No message, state or pickle contains them.
+
+Of a profile (`msc://`), the Multi-Storage Client's package resolves only the address and its settings. obstore reads
+the data, so ranges, page cache and errors are the same as for `s3://`: 480 ranges of 100 KB per second, the client 96.
 """
 
 from __future__ import annotations

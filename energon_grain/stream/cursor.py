@@ -20,7 +20,6 @@ one, from older releases, are accepted.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import json
 import logging
@@ -29,7 +28,7 @@ import reprlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -37,10 +36,10 @@ import numpy.typing as npt
 
 from energon_grain.errors import FingerprintError, StateError, public
 from energon_grain.samplers.fold import flat, unflat
+from energon_grain.stream.extensions import MERGE_AMENDMENTS, extension
 from energon_grain.stream.passes import POSITIONS, PassPlan, Progress, Segment, Share, history_holds
 from energon_grain.stream.spec import Program, StreamSpec
 from energon_grain.stream.state import Codec, pack_integers, unpack_integers
-from energon_grain.stream.worker_config import WorkerConfig
 
 VERSION = 1
 ORDER_VERSION = 2
@@ -50,7 +49,7 @@ Operators whose items changed declare the first version that is valid for them (
 an older version continue exactly in all other configurations, and are refused by these operators.
 
 1. Revisions before 22 November 2026.
-2. Packs of several lanes take turns (docs/decisions/packs-take-turns.md); states of generators hold batches.
+2. Packs of several lanes take turns (docs/decisions/lane-operators.md); states of generators hold batches.
 """
 _SAVED_BY = {1: "a development revision from before 22 November 2026 (such as git revision d290e64; no release)"}
 """Revisions that saved states of each earlier order version, and can continue them."""
@@ -71,11 +70,12 @@ _FIELDS = frozenset(
         "held",
         "skipped",
         "plans",
+        "amendments",
         "manifest",
         "check",
     )
 )
-_OPTIONAL = ("plans", "manifest", "order_version")
+_OPTIONAL = ("plans", "amendments", "manifest", "order_version")
 _LARGEST = 1 << 53
 """Numbers in a state are below this limit: JSON is exact up to it, and products fit into 64 bits."""
 _MANIFEST_BYTES = 1 << 30
@@ -93,6 +93,7 @@ def to_cursor(
     *,
     held: str = "",
     plans: str = "",
+    amendments: Sequence[str] = (),
     manifest: str | None = None,
 ) -> Cursor:
     """The cursor of one host's progress. JSON-native; below 1 KiB without drops, lane states and a manifest."""
@@ -112,6 +113,7 @@ def to_cursor(
         "held": held,
         "skipped": list(map(list, progress.skipped)),
         **({"plans": plans} if plans else {}),
+        **({"amendments": list(amendments)} if amendments else {}),
         **({} if manifest is None else {"manifest": manifest}),
     }
     # The same text as from `_CANONICAL`, because all texts are ASCII, but faster.
@@ -159,6 +161,8 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
         merged["held"] = _merged_held(ordered)
     if any("plans" in cursor for cursor in ordered):
         merged["plans"] = _merged_plans(ordered)
+    if any("amendments" in cursor for cursor in ordered):
+        merged["amendments"] = extension(MERGE_AMENDMENTS)(ordered)
     merged["check"] = _checksum(merged)
     return merged
 
@@ -440,8 +444,26 @@ def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Map
         appended = "" if not any(before < now for before, now in sizes) else _APPENDED
         raise FingerprintError(
             f"the saved state belongs to another stream:\n{listed}\nRestore with the configuration and data that it "
-            f"was saved with. {appended}To continue at the same position of the changed stream, pass allow_changes=True"
+            f"was saved with. {appended}{_AMENDABLE if _is_amendable(lines) else ''}To continue at the same position "
+            f"of the changed stream, which repeats and loses samples, pass on_change='position' (or allow_changes=True)"
         )
+
+
+def _is_amendable(lines: Sequence[str]) -> bool:
+    """Whether only weights differ, or datasets that were added or removed."""
+    ends = (": not there when saved", ": saved {", "now gone")
+    return all(
+        line.startswith("mixture.")
+        or (line.startswith("leaves.") and any(end in line for end in ends))
+        or re.match(r"leaves\..*\.number: ", line)
+        for line in lines
+    )
+
+
+_AMENDABLE = (
+    "Or pass on_change='amend': every dataset that stays continues exactly where it is, and the new mixture holds from "
+    "this step on. "
+)
 
 
 _SIZES = re.compile(r"\.samples: saved (\d+), now (\d+)$")
@@ -596,6 +618,14 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "held": (lambda value: isinstance(value, str), "a string"),
     "skipped": (lambda value: _rows(value, 2), "a list of [step, steps]"),
     "plans": (lambda value: isinstance(value, str), "a string"),
+    "amendments": (
+        lambda value: (
+            isinstance(value, list | tuple)
+            and len(cast("Sequence[Any]", value)) == 2
+            and all(isinstance(text, str) for text in cast("Sequence[Any]", value))
+        ),
+        "a list of two strings",
+    ),
     "manifest": (lambda value: isinstance(value, str | Mapping), "a string, or an object of an older release"),
 }
 """For each field, a check and a description of valid values."""
@@ -639,72 +669,3 @@ def _drops_of(cursor: Mapping[str, Any], lanes: int) -> npt.NDArray[np.int64]:
     if len(drops) != lanes:
         raise StateError(f"the state's 'drops' are of {len(drops)} lanes, expected {lanes}")
     return np.asarray(drops, np.int64)
-
-
-class HostProcesses(Protocol):
-    """Processes that a distributed framework connects. All processes must call each method, except `rank`."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this process among all processes of the job."""
-        ...
-
-    def all_gather(self, data: bytes) -> list[bytes]:
-        """The data of each process, in order. With data-parallel groups: of each process of this process's group."""
-        ...
-
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process."""
-        ...
-
-
-def with_agreement(config: WorkerConfig, processes: HostProcesses | None) -> WorkerConfig:
-    """The configuration, with `any_host` set from the processes, if it is not set and they exist."""
-    if config.any_host is not None or config.world_size == 1 or processes is None:
-        return config
-    return dataclasses.replace(config, any_host=processes.any)
-
-
-def gather_cursor(cursor: Cursor, processes: HostProcesses | None, framework: str) -> Cursor:
-    """One cursor for all hosts, from each host's own. With several hosts, all processes must call this at one step.
-
-    Args:
-        cursor: The cursor of this host.
-        processes: The processes of all hosts; None: they are not connected.
-        framework: Name of the framework that would connect them, for messages.
-
-    Raises:
-        StateError: There are several hosts, and their processes are not connected, belong to another run, or are not at
-            the same step.
-    """
-    hosts = cursor["host"][1]
-    if hosts == 1:
-        return merge_cursors([cursor])
-    texts = [] if processes is None else processes.all_gather(json.dumps(cursor).encode())
-    by_host: dict[int, Any] = {}
-    for text in texts:
-        other = json.loads(text)
-        by_host.setdefault(other["host"][0], other)
-    if len(by_host) != hosts:
-        raise StateError(
-            f"the states of {hosts} hosts can be gathered only by the processes of an initialised {framework} that run "
-            f"all of them{f' (found hosts {sorted(by_host)})' if by_host else ''}; otherwise save each host's "
-            f"`save_state_rank()` and pass all of them to `restore_state_global`"
-        )
-    return merge_cursors(list(by_host.values()))
-
-
-def broadcast_state(state: Any, source: int, processes: HostProcesses | None, framework: str) -> Any:
-    """The state of the process with rank `source`, on all processes.
-
-    Raises StateError if the processes are not connected, or `source` is not one of them.
-    """
-    if processes is None:
-        raise StateError(
-            f"src_rank={source}: only the processes of an initialised {framework} can send a state to each other; "
-            f"pass the state on every host, without src_rank"
-        )
-    states = processes.all_gather(json.dumps(state).encode())
-    if not 0 <= source < len(states):
-        raise StateError(f"src_rank={source}: expected 0 to {len(states) - 1}, there are {len(states)} processes")
-    return json.loads(states[source])

@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
-import itertools
 import json
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 from energon_grain.errors import ConfigError, StateError
 from energon_grain.samplers.fold import SavedCarries, flat, unflat
@@ -242,6 +240,7 @@ class StreamSpec:
         cache_pool: The `cache` argument of hooks; None: that of their task encoder.
         observers: Functions that make the observers of each stream.
         timed: Whether stages measure their times for an observer.
+        described_by: The manifest of the configuration, if the run was amended.
     """
 
     seed: int
@@ -260,6 +259,7 @@ class StreamSpec:
     cache_pool: CachePool | None
     observers: tuple[Callable[[], Observer], ...] = ()
     timed: bool = True
+    described_by: Mapping[str, Any] | None = None
 
     @property
     def order(self) -> IndexMap:
@@ -324,18 +324,6 @@ class StreamSpec:
     def patience(self) -> int:
         """Samples in a row that may be dropped on the way to one item of a lane."""
         return max(1000, 2 * sum(len(leaf.leaf.source) for leaf in self.leaves))
-
-    def expected_reads(self, first: int, stop: int) -> list[float] | None:
-        """Expected number of samples of each leaf at positions [first, stop), from weights, repetitions and lengths.
-
-        None: lanes mix items of several datasets, and the number of their samples depends on data; or items are planned
-        from several samples each.
-        """
-        if self.makers or (self.program is not None and len(self.program.feeds) > 1):
-            return None
-        sizes = [len(leaf.leaf.source) for leaf in self.leaves]
-        before, behind = (leaf_draws(self.mixture, sizes, positions) for positions in (first, stop))
-        return [late - early for early, late in zip(before, behind, strict=True)]
 
     def carries(self, pass_number: int, item: int, dropped: int, lanes: tuple[Any, ...] | None) -> str:
         """The carries to continue the folds of the order from at a place, in the form of saved states. Empty: no folds.
@@ -407,6 +395,8 @@ class StreamSpec:
 
         For data on the Hub it also records the commit. Another commit with the same data is not a change.
         """
+        if self.described_by is not None:
+            return dict(self.described_by)
         placing = None if self.batch is None else self.batch.placing
         sources = {"/".join(leaf.key): leaf.leaf.source for leaf in self.leaves}
         return {
@@ -435,7 +425,7 @@ class StreamSpec:
 
     def fingerprint(self) -> str:
         """32 hex digits that change with anything in the manifest, except commits."""
-        manifest = self.manifest()
+        manifest = copy.deepcopy(self.manifest())
         for leaf in manifest["leaves"].values():
             leaf.pop("commit", None)
         text = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
@@ -446,95 +436,6 @@ def _where(source: Source) -> dict[str, Any]:
     """The manifest's entry for the condition that samples of a leaf satisfy, if there is one."""
     where = getattr(source, "where", None)
     return {} if where is None else {"where": dict(where)}
-
-
-def leaf_draws(mixture: Any, sizes: Sequence[int], positions: float) -> list[float]:
-    """Approximate number of samples of each leaf in the first positions of a stream: the manifest, without rounding.
-
-    If lanes pack, group or generate, positions are items, and leaves below have their share of these.
-
-    Args:
-        mixture: `mixture` of a manifest, or of a `StreamSpec`.
-        sizes: Samples of each leaf.
-        positions: Number of positions from the beginning, over all passes.
-    """
-    return _measured(mixture, iter(sizes))[1](positions)
-
-
-def pass_length(mixture: Any, sizes: Sequence[int]) -> float:
-    """Approximate positions of a pass over a finite mixture."""
-    return _measured(mixture, iter(sizes))[0]
-
-
-def _measured(mixture: Any, sizes: Iterator[int]) -> tuple[float, Callable[[float], list[float]]]:
-    """Length of a node's pass, and a function from a number of its positions to the counts of its leaves."""
-    if not isinstance(mixture, Mapping):
-        return next(sizes), lambda positions: [positions]
-    node = cast("Mapping[str, Any]", mixture)
-    below = node.get("of", node.get("generate"))
-    if not isinstance(below, list):
-        length, draws = _measured(below, sizes)
-        if "limit" in node:
-            limit = min(node["limit"], length)
-
-            def cut(positions: float) -> list[float]:
-                passes, rest = divmod(positions, limit)
-                return [passes * whole + part for whole, part in zip(draws(limit), draws(rest), strict=True)]
-
-            return limit, draws if math.isinf(length) else cut  # an endless child continues in the next pass
-        if "repeat" in node and node["repeat"] is None:
-            return math.inf, draws
-        return node.get("epochs") or length * float(Fraction(node.get("repeat", 1))), draws
-    children = [_measured(each, sizes) for each in cast("list[Any]", below)]
-    lengths = [length for length, _ in children]
-    if "blend" in node:
-        weights, starts = node["blend"]
-        if "means" in node:  # weights are in another unit; `means` are units per sample
-            weights = [[weight / mean for weight, mean in zip(row, means_of(node), strict=True)] for row in weights]
-
-        def counts(positions: float) -> list[float]:
-            found = [0.0] * len(children)
-            for row, start, stop in zip(weights, starts, [*starts[1:], math.inf], strict=True):
-                part = max(0.0, min(positions, stop) - start) / sum(row)
-                found = [count + part * weight for count, weight in zip(found, row, strict=True)]
-            return found
-
-        lengths = [math.inf]
-    elif "blend_epochized" in node:
-        lengths = [float(Fraction(often)) * n for often, n in zip(node["blend_epochized"], lengths, strict=True)]
-
-        def counts(positions: float) -> list[float]:
-            return [positions * length / sum(lengths) for length in lengths]
-
-    else:
-
-        def counts(positions: float) -> list[float]:
-            passes, rest = divmod(positions, sum(lengths))
-            ends = list(itertools.accumulate(lengths))
-            return [passes * n + min(max(rest - (end - n), 0), n) for n, end in zip(lengths, ends, strict=True)]
-
-    def draw(positions: float) -> list[float]:
-        counted = zip(children, counts(positions), strict=True)
-        return [own for (_, draws), count in counted for own in draws(count)]
-
-    return sum(lengths), draw
-
-
-def means_of(blend: Mapping[str, Any]) -> list[float]:
-    """Average cost of a sample of each child of a blend by cost, in units of 1/1024.
-
-    It is the average of the first 1,024 samples. If all of them cost nothing, it is as if the next one cost 1.
-    """
-    return [mean or 1.0 for mean in blend["means"]]
-
-
-def leaf_count(mixture: Any) -> int:
-    """Number of leaves below a node of the manifest."""
-    if not isinstance(mixture, Mapping):
-        return 1
-    node = cast("Mapping[str, Any]", mixture)
-    below = node.get("of", node.get("generate"))
-    return sum(map(leaf_count, below)) if isinstance(below, list) else leaf_count(below)
 
 
 def not_a_dataset(value: Any) -> str:

@@ -42,7 +42,7 @@ from energon_grain.stream.cursor import (
     to_cursor,
 )
 from energon_grain.stream.drops import DropBudget
-from energon_grain.stream.extensions import RESTORE_SAMPLE, WHICH, extension
+from energon_grain.stream.extensions import AMENDED_BY_STATE, AMENDED_NOW, RESTORE_SAMPLE, WHICH, extension
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.observer import Observer, Outlet
 from energon_grain.stream.passes import (
@@ -73,6 +73,8 @@ from energon_grain.stream.workers import (
 )
 
 _logger = logging.getLogger("energon_grain")
+OnChange = Literal["refuse", "amend", "position"]
+"""If a saved state belongs to another configuration or to other data."""
 
 
 class Runnable(Protocol):
@@ -120,6 +122,9 @@ class Stream:
 
     Attributes:
         outlet: Passes reports to the observers.
+        dataset: The dataset that it was compiled from; None: unknown.
+        on_change: See `restore`.
+        amendments: Changes of the mixture in this run, see `amendments.history.Amendments`; None: no changes.
     """
 
     def __init__(
@@ -134,24 +139,22 @@ class Stream:
         workers: int | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
-        self.spec = spec
         self.config = config
         self.share = share or Share(config.rank, config.world_size, spec.lanes)
         self.plan = PassPlan.of(spec, config.world_size)
         self._prefetch_factor = max(1, prefetch_factor)
         self._workers = config.most_workers if workers is None else workers
+        self.dataset: Runnable | None = None
+        self.on_change: OnChange = "refuse"
+        self.amendments: Any = None
+        self._plain = spec  # without amendments
         self._fingerprint = spec.fingerprint()
         self._manifest: str | None = None
-        lock = threading.RLock()
-        self._stage = PureStage(spec, lock)
         self._make_pool = make_pool
         self._finish = finish
         self.outlet = Outlet(*observers, *(make() for make in spec.observers))
-        self._stage.timed = self.outlet.timed
         self._drops = DropBudget(config.global_error_handler, self.outlet)
-        self._batches = BatchStage(
-            spec.batch, seed=spec.seed, hosts=config.world_size, hook_lock=lock, drops=self._drops
-        )
+        self._take(spec)
         if spec.batch is not None and not spec.endless:
             check_last_batch(spec.batch.last, config.world_size)
         if spec.program is not None:
@@ -167,7 +170,6 @@ class Stream:
                 f"whether a flag is set on any host; or make the dataset endless (repeat=True)"
             )
         self._any_host = config.any_host if agrees else None
-        self._lane_states = None if spec.program is None else LaneStates(spec.program.root.state_form)
         self._empty_steps = 0
         self._progress = self._beginning()
         self._run = Run(spec=spec, stage=self._stage, config=config, share=self.share)
@@ -215,7 +217,9 @@ class Stream:
         if num_workers is not None and num_workers != config.num_workers:
             config = dataclasses.replace(config, num_workers=num_workers)
         spec = dataset.compiled(hosts=config.world_size, cache_pool=cache_pool)
-        return cls(spec, config, prefetch_factor=prefetch_factor, make_pool=make_pool, finish=finish)
+        stream = cls(spec, config, prefetch_factor=prefetch_factor, make_pool=make_pool, finish=finish)
+        stream.dataset = dataset
+        return stream
 
     @classmethod
     def of_steps(
@@ -241,6 +245,30 @@ class Stream:
         stream = cls(spec, config, share=share, **options)
         stream._go_to(place_in_pass(spec, share, pass_number, first))
         return stream
+
+    def _take(self, spec: StreamSpec) -> None:
+        """Open what a spec needs."""
+        self.spec = spec
+        lock = threading.RLock()
+        self._stage = PureStage(spec, lock)
+        self._stage.timed = self.outlet.timed
+        self._batches = BatchStage(
+            spec.batch, seed=spec.seed, hosts=self.config.world_size, hook_lock=lock, drops=self._drops
+        )
+        self._lane_states = None if spec.program is None else LaneStates(spec.program.root.state_form)
+
+    def _switch(self, spec: StreamSpec) -> None:
+        """Run another spec of the same run from the present place on. Called with the turn."""
+        if spec is self.spec:
+            return
+        self._stop()
+        with self._starting:
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = self._shutdown.pool = None
+            self._stage.close()
+            self._take(spec)
+            self._run.spec, self._run.stage = spec, self._stage
 
     def _beginning(self) -> Progress:
         return Progress(
@@ -525,33 +553,81 @@ class Stream:
             held = self._lane_states.text(progress.lanes)
         dropped = int(progress.drops.min())
         plans = self.spec.carries(progress.pass_number, progress.item, dropped, progress.lanes)
-        return to_cursor(progress, self.share, self._fingerprint, held=held, plans=plans, manifest=manifest)
+        amendments = () if self.amendments is None else self.amendments.texts()
+        return to_cursor(
+            progress,
+            self.share,
+            self._fingerprint,
+            held=held,
+            plans=plans,
+            amendments=amendments,
+            manifest=manifest,
+        )
 
-    def restore(self, cursor: Mapping[str, Any], *, allow_changes: bool = False) -> None:
+    def restore(
+        self,
+        cursor: Mapping[str, Any],
+        *,
+        allow_changes: bool = False,
+        on_change: OnChange | None = None,
+        note: str = "",
+    ) -> None:
         """Go to the place of a cursor, saved on any number of hosts with any batch size.
 
         Args:
             cursor: A result of `cursor`.
-            allow_changes: Continue at its position even if the configuration or the data changed.
+            allow_changes: The older spelling of `on_change="position"`.
+            on_change: If the configuration or the data differ from those of the cursor: "refuse"; "amend", continue
+                every dataset of the mixture where it is, with the present weights; or "position", continue at the same
+                position of the changed stream, which repeats and loses samples. Default: the stream's own `on_change`.
+            note: Reason of the change, for the list of amendments.
 
         Raises:
             StateError: The cursor is malformed or cannot be continued.
             FingerprintError: It is of another configuration or other data.
+            AmendmentError: The difference cannot be amended.
             HostsError: The number of hosts does not fit its lanes.
             WorkerError: This process was forked while the stream was running.
         """
         self._require_own_process("restore a state")
-        if not allow_changes:
-            checked = check_lanes(cursor, self.share)
-            check_fingerprint(checked, self._fingerprint, self.spec.manifest())
-            check_order(checked, self.spec)
-        progress = restored(cursor, self.spec, self.share, self.plan, allow_changes=allow_changes)
+        on_change = "position" if allow_changes else on_change or self.on_change
+        if on_change not in ("refuse", "amend", "position"):
+            raise ConfigError(f"on_change={on_change!r}: expected 'refuse', 'amend' or 'position'")
+        spec, amendments, changed = self._plain, None, on_change == "position"
+        checked = cursor if changed else check_lanes(cursor, self.share)
+        same = checked.get("fingerprint") == self._fingerprint
+        if on_change == "refuse":
+            check_fingerprint(checked, self._fingerprint, spec.manifest())
+        if not changed:
+            check_order(checked, spec)
+        plan = PassPlan.of(spec, self.share.hosts)
+        progress = restored(cursor, spec, self.share, plan, allow_changes=changed)
+        if not changed and ("amendments" in cursor or not same):
+            found = self._amended(AMENDED_BY_STATE, checked, self.share, progress, same=same, note=note)
+            spec, amendments = (spec, None) if found is None else (found.spec, found.amendments)
         with self.turn:
-            if cursor.get("fingerprint") == self._fingerprint and self.spec.folds:
+            self._switch(spec)
+            self.amendments = amendments
+            if same and spec.folds:
                 self._stop()  # reading ahead plans, too
-                remember_plans(cursor, self.spec)
+                remember_plans(cursor, spec)
             self._go_to(progress)
-            self._run.restored(progress, dict(cursor), changed=allow_changes)
+            self._run.restored(progress, dict(cursor), changed=changed)
+
+    def amend(self, **change: Any) -> None:
+        """Change the mixture from the next step on. See `amendments.live.amended_now`."""
+        self._require_own_process("change the mixture")
+        with self.turn:
+            progress = self._progress
+            found = self._amended(AMENDED_NOW, self.amendments, self.share, progress, **change)
+            self._switch(found.spec)
+            self.amendments = found.amendments
+            self._go_to(progress)
+
+    def _amended(self, how: str, *arguments: Any, **options: Any) -> Any:
+        if self.dataset is None:
+            raise StateError("the mixture of a stream that is read by workers of a DataLoader cannot be amended")
+        return extension(how)(self.dataset, self._plain, *arguments, **options)
 
     def seek(self, step: int) -> None:
         """Go to a step, counted over all passes, as if nothing had been dropped before it; arithmetic.

@@ -103,6 +103,20 @@ class Statistics(Observer):
         self._failed: Drops = Counter()  # of the step that failed last, until one succeeds
         self.lock = threading.RLock()  # a signal handler may read the numbers
 
+    def extend(
+        self, leaf_names: list[str], expected: Callable[[int, int], list[float] | None], shares: Shares | None = None
+    ) -> None:
+        """Count for a stream whose mixture was amended: leaves may have been appended."""
+        with self.lock:
+            more = len(leaf_names) - len(self._leaf_names)
+            self._requested = self._requested_until_now()
+            if self._requested is not None:
+                self._requested = np.append(self._requested, np.zeros(max(0, more)))[: len(leaf_names)]
+            self._read = np.append(self._read, np.zeros(max(0, more), np.int64))[: len(leaf_names)]
+            self._cost = np.append(self._cost, np.zeros(max(0, more)))[: len(leaf_names)]
+            self._from = self._from[0], int(self._read.sum())
+            self._leaf_names, self._expected, self._shares = leaf_names, expected, shares
+
     def begin(self, stream: ObservedStream, place: Progress) -> None:
         del stream
         with self.lock:

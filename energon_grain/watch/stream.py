@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakMethod
 
 from energon_grain.errors import public
+from energon_grain.mixture_shares import expected_reads
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.cores import usable_cores
 from energon_grain.stream import stream
@@ -74,7 +76,7 @@ class Stream(stream.Stream):
             batch_size=1 if spec.batch is None else spec.batch.size,
             in_store=any(isinstance(source, RemoteSource) and source.remote_files for source in sources),
         )
-        self.statistics = Statistics(names, setup, spec.expected_reads, extension(COST_SHARES)(spec))
+        self.statistics = Statistics(names, setup, partial(expected_reads, spec), extension(COST_SHARES)(spec))
         self._auto: AutoWorkers | None = None
         if config.num_workers == "auto":
             self._auto = AutoWorkers(max(1, prefetch_factor), hooks=any(True for _ in spec.stage_hooks()))
@@ -90,6 +92,10 @@ class Stream(stream.Stream):
         )
         self._more_than_cores = self._auto is None and self.workers > usable_cores()
         self.statistics.stepped = WeakMethod(self._stepped)
+
+    def _switch(self, spec: StreamSpec) -> None:
+        super()._switch(spec)
+        self.statistics.extend(["/".join(leaf.key) for leaf in spec.leaves], partial(expected_reads, spec))
 
     def stats(self) -> LoaderStats:
         """Deliveries, times, and drops with their reasons. May be called from any thread."""

@@ -111,7 +111,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FASTER = {"bench": ["--seconds", "0.01"]}
-STATUS = {"energon-grain checkpoint info state.json --dataset captions": 1}  # another run, so there are differences
+STATUS = {  # the state is of another run: there are differences, and no blend to amend
+    "energon-grain checkpoint info state.json --dataset captions": 1,
+    "energon-grain checkpoint amend state.json --to mix.yaml --dry-run": 1,
+    "energon-grain checkpoint amend state.json --to mix.yaml -o new.json": 1,
+}
 
 
 @pytest.mark.parametrize("example", dict.fromkeys(each for names in NAMES for each in command_of(names).examples))

@@ -25,6 +25,7 @@ NEWCOMER_PAGES = (
     "mix-datasets",
     "resume",
 )
+GENERATED = ("docs/reference/energon-names.md",)  # tables written by a program, and so no prose
 MOST_WORDS = 30_000
 WIDEST = 84
 _NO_PROSE = re.compile(
@@ -48,7 +49,8 @@ def test_words_are_counted() -> None:
 
 
 def test_all_prose_together() -> None:
-    counts = {name(page): words(page.read_text()) for page in PAGES}
+    counts = {name(page): words(page.read_text()) for page in PAGES if name(page) not in GENERATED}
+    assert len(counts) == len(PAGES) - len(GENERATED)
     assert sum(counts.values()) <= MOST_WORDS, sorted(counts.items(), key=lambda each: -each[1])
 
 

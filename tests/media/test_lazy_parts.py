@@ -303,7 +303,7 @@ def test_files_that_change_are_noticed(tmp_path: Path) -> None:
         os.utime(tar, (1, 1))
     for each in (stream, pickle.loads(copied)):
         each.seek(200_000)
-        with pytest.raises(StaleIndexError, match="changed during the read"):
+        with pytest.raises(StaleIndexError, match="was changed while it was read"):
             each.read(10)
 
 

@@ -516,7 +516,7 @@ def test_tokens_are_a_column(tmp_path: Path) -> None:
     with pytest.raises(KeyNotFoundError, match="the columns are bytes, tokens"):
         source.column("words", np.array([0]))
     assert "list of int32" in run("info", path).output
-    assert "read as it is" in str(run("prepare", tmp_path / "x.bin").exception) or run("prepare", path).exit_code
+    assert "read directly" in str(run("prepare", tmp_path / "x.bin").exception) or run("prepare", path).exit_code
 
 
 def test_what_is_wrong_with_tokens(tmp_path: Path) -> None:
@@ -915,7 +915,7 @@ def test_advice(tmp_path: Path) -> None:
     ):
         in_order(tmp_path / "lines")
     write_arrow(tmp_path / "arrow" / "x.arrow", {"n": [1]})
-    assert "is an Arrow file, which is read as it is" in str(run("prepare", tmp_path / "arrow").exception)
+    assert "an Arrow file is read directly" in str(run("prepare", tmp_path / "arrow").exception)
     write_tars(tmp_path / "tars", ({"__key__": f"{number}", "txt": "x"} for number in range(3)), shards=1)
     with pytest.raises(KeyNotFoundError, match=r"`energon-grain measure .*tars --column tokens=module:function`"):
         in_order(tmp_path / "tars", split_part="train", where="tokens > 1")

@@ -49,10 +49,10 @@ from energon_grain import (
     use_storage,
 )
 from energon_grain.loader import EnergonDataSource
+from energon_grain.mixture_shares import leaf_draws, pass_length
 from energon_grain.stream import index_map
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
 from energon_grain.stream.index_map import Draws
-from energon_grain.stream.spec import leaf_draws, pass_length
 from energon_grain.testing import make_blob_dataset, make_crude_dataset, make_text_dataset
 
 Folder = Path

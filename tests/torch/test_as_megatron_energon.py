@@ -109,7 +109,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
 
 
 def test_a_name_that_there_is_not_says_what_the_page_says(found: dict[str, str | None]) -> None:
-    page = (ROOT / "docs" / "coming-from-energon.md").read_text().partition("## Every name\n")[2].partition("\n## ")[0]
+    page = (
+        (ROOT / "docs" / "reference" / "energon-names.md")
+        .read_text()
+        .partition("## Every name\n")[2]
+        .partition("\n## ")[0]
+    )
     rows = [line.strip("|").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     said = {name.strip(" `"): row[2].strip(" |") for row in rows for name in row[0].split(",") if row[1].strip() == "—"}
     missing = {line: why for line, why in found.items() if why and line.startswith("megatron") and " " in line}

@@ -88,7 +88,7 @@ class LocalRecords:
                 found += file.read(records[ends[place] : ends[place + 1]])
             finally:
                 if self._size_and_mtime(number) != self._written[number]:
-                    raise self._shards.stale(number, "it changed during the read")
+                    raise self._shards.stale(number, "it was changed while it was read")
         return found
 
     def _file(self, shard: int) -> ArrayRecordFile:

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The amendments of a run: a log in its state, and the stream that follows from it and a configuration.
+
+An amendment is a segment appended to the blends: from a round of each lane on, other weights. Everything before that
+round stays what it was, so held samples, restore keys and the answers for old steps need no translation. The round is
+not stored: it follows from the step's first item, and from how many samples each lane had taken beyond its items (by
+drops or packs), which is.
+
+Source of the rounds: item q is at round ceil((q - l) / L) of lane l, or behind it by what the lane took more.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.amendments import mixture as mixtures
+from energon_grain.amendments.lane_rows import pack_lane_rows, unpack_lane_rows
+from energon_grain.amendments.mixture import Mixture
+from energon_grain.amendments.removed import RemovedLeaf
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.lowering import compile_dataset
+from energon_grain.datasets.mixtures import AmendedAt
+from energon_grain.errors import AmendmentError, StateError
+from energon_grain.samplers.blend import Blend, StepBlend, lane_rounds
+from energon_grain.stream.cursor import Cursor, saved_manifest
+from energon_grain.stream.passes import Progress, Share
+from energon_grain.stream.spec import Resolved, StreamSpec
+from energon_grain.stream.state import Rounds, walk
+
+Int64Array = npt.NDArray[np.int64]
+_MAX_TEXT = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Amendment:
+    """A change of a running mixture.
+
+    Attributes:
+        step: From this step on it holds.
+        item: Its first item.
+        note: The reason that the program gave.
+        before: Share of each dataset in the mixture before the step, by the key of its (first) leaf.
+        after: The same from the step on. Datasets that are paused or removed have a share of 0.
+    """
+
+    step: int
+    item: int
+    note: str
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class Amendments:
+    """The amendments of a run until now.
+
+    Attributes:
+        mixture: The outermost blend over the whole run.
+        steps: Step, first item and note of each.
+        ahead: Samples that each lane of this host had taken beyond its items at each amendment, (lanes,) each.
+        resolved: Leaves that the configuration does not have, opened, by key.
+    """
+
+    mixture: Mixture
+    steps: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
+    ahead: list[Int64Array] = field(default_factory=list[Int64Array])
+    resolved: dict[str, Resolved] = field(default_factory=dict[str, Resolved])
+
+    @property
+    def log(self) -> list[Amendment]:
+        """Each of them."""
+        found: list[Amendment] = []
+        for number, (step, item, note) in enumerate(self.steps):
+            before, after = (mixtures.shares(self.mixture, each, item) for each in (number - 1, number))
+            found.append(Amendment(step=step, item=item, note=note, before=before, after=after))
+        return found
+
+    def drawn(self, item: int) -> dict[str, float]:
+        """About how many of the first items of the run are from each dataset, by the key of its (first) leaf."""
+        found: dict[str, float] = {}
+        ends = [*(begin for _, begin, _ in self.steps), item]
+        for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            for name, share in mixtures.shares(self.mixture, number - 1, begin).items():
+                found[name] = found.get(name, 0.0) + share * (min(end, item) - min(begin, item))
+        return found
+
+    def begins(self, share: Share) -> list[Int64Array]:
+        """The round of each lane, (L,), at which each amendment begins; lanes of other hosts as if nothing dropped."""
+        found: list[Int64Array] = []
+        for (_, item, _), ahead in zip(self.steps, self.ahead, strict=True):
+            rounds = lane_rounds(item, share.lanes)
+            if share.whole_lanes:
+                rounds[share.host :: share.hosts] += ahead
+            found.append(rounds)
+        return found
+
+    def texts(self) -> list[str]:
+        """The field of a state: the log, which is the same on all hosts, and `ahead` of this host's lanes."""
+        said = json.dumps([mixtures.packed(self.mixture), self.steps], separators=(",", ":"), ensure_ascii=False)
+        return [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(self.ahead)]
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
+        """Read the field of a state, for the lanes of a host. Raises StateError if it is damaged or of other lanes."""
+        try:
+            unpacking = zlib.decompressobj()
+            said = unpacking.decompress(base64.b64decode(texts[0], validate=True), _MAX_TEXT)
+            if not unpacking.eof:
+                raise ValueError("it is cut short")
+            tree, rows = json.loads(said)
+            mixture = mixtures.unpacked(tree)
+            if not isinstance(mixture, Mixture):
+                raise ValueError("it has no blend")
+            steps = [(int(step), int(item), str(note)) for step, item, note in rows]
+            ahead = _ahead_of(texts[1], len(steps), share, saved_by)
+        except (ValueError, TypeError, LookupError, AttributeError, zlib.error, RecursionError) as error:
+            raise StateError(f"the state's 'amendments' are damaged: {error}") from error
+        return cls(mixture=mixture, steps=steps, ahead=ahead)
+
+
+def _ahead_of(text: str, count: int, share: Share, saved_by: tuple[int, int]) -> list[Int64Array]:
+    """How far the lanes of a host were ahead at each amendment, from what some host saved."""
+    if not text:
+        return [np.zeros(share.local_lanes, np.int64) for _ in range(count)]
+    host, hosts = saved_by
+    found = unpack_lane_rows(text, share.lanes // hosts)
+    if len(found) != count:
+        raise ValueError(f"it has {len(found)} rows of lanes for {count} amendments")
+    if (host, hosts) == (share.host, share.hosts):
+        return list(found)
+    if hosts != 1:
+        raise StateError(
+            f"the state of host {host} of {hosts} knows where amendments begin in its own lanes only; save with "
+            f"`save_state_global` or the checkpoint handler, which keep all hosts'"
+        )
+    share.require_whole_lanes("the mixture was amended, and samples were dropped or held then")
+    return list(found[:, share.host :: share.hosts])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Amended:
+    """A stream with amendments.
+
+    Attributes:
+        spec: The stream with all amendments.
+        amendments: Of the run, until now.
+    """
+
+    spec: StreamSpec
+    amendments: Amendments
+
+
+def by_state(
+    dataset: SavableDataset,
+    plain: StreamSpec,
+    cursor: Cursor,
+    share: Share,
+    progress: Progress,
+    *,
+    same: bool,
+    note: str = "",
+) -> Amended | None:
+    """The stream of a state with amendments, or of a state that a changed mixture continues.
+
+    Args:
+        dataset: The configuration as it is now.
+        plain: The configuration, compiled.
+        cursor: A checked state.
+        share: This host's part.
+        progress: The place of the state.
+        same: Whether the configuration is the one that the state was saved with.
+        note: The reason of the change, for the log.
+
+    Returns:
+        None if nothing differs, and nothing was amended before.
+
+    Raises:
+        StateError: The amendments in the state are damaged.
+        AmendmentError: Something differs that cannot be amended, or the state does not say what it is of; or a dataset
+            that was added in the run is not in the configuration.
+    """
+    new = configured(dataset, plain)
+    host, hosts = cursor["host"]
+    before = Amendments.of_texts(cursor["amendments"], share, (host, hosts)) if "amendments" in cursor else None
+    if same:
+        assert before is not None
+        _join(before.mixture, new)
+        return Amended(spec=compiled(dataset, plain, before, share), amendments=before)
+    saved = saved_manifest(cursor)
+    if saved is None:
+        raise AmendmentError(
+            "the state has no manifest, so the change cannot be known: states of save_state_rank, save_state_global "
+            "and the checkpoint handlers have one"
+        )
+    was = mixtures.described(saved["mixture"], iter(saved["leaves"]))
+    if was is None:
+        raise AmendmentError("the saved stream has no blend by weights at its top: only such a mixture can be amended")
+    amendments = before or Amendments(mixture=was)
+    _check_rest(saved, json.loads(json.dumps(plain.manifest())), amendments.mixture)
+    mixtures.note_removed(amendments.mixture, new, saved["leaves"])
+    changed = append(amendments, new, plain, share, progress, note)
+    if not changed and not amendments.steps:
+        return None
+    return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+
+
+def append(
+    amendments: Amendments, new: Mixture, plain: StreamSpec, share: Share, progress: Progress, note: str
+) -> bool:
+    """Append an amendment at a place if a new mixture differs, and return whether it does. Raises AmendmentError."""
+    ahead = _lanes_ahead(plain, share, progress)
+    changed = mixtures.amend(amendments.mixture, new, f"#{len(amendments.steps)}", progress.item)
+    if changed:
+        amendments.steps.append((progress.step, progress.item, note))
+        amendments.ahead.append(ahead)
+    return changed
+
+
+def _lanes_ahead(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
+    """Number of samples that each lane of a host took beyond its items, (lanes of the host,)."""
+    if spec.program is None:
+        return progress.drops.copy()
+    taken = np.zeros(share.local_lanes, np.int64)
+    for number, state in enumerate(progress.lanes or ()):
+        places = walk(spec.program.root.state_form, state, later=True)
+        taken[number] = sum(found[1] for form, found in places if isinstance(form, Rounds))
+    return taken - lane_rounds(progress.item, share.lanes)[share.host :: share.hosts]
+
+
+def configured(dataset: SavableDataset, plain: StreamSpec) -> Mixture:
+    """The mixture of a configuration, with its nodes.
+
+    Raises AmendmentError if items, or the samples that lanes take, are not positions of a blend by weights.
+    """
+    orders = [plain.order] if plain.program is None else [feed.order for feed in plain.program.feeds]
+    if len(orders) != 1:
+        raise AmendmentError(
+            "datasets below the blend filter, group or pack, each on its own: such a mixture cannot be amended yet; "
+            "put these above the blend"
+        )
+    order = orders[0]
+    router = None if order.routes is None else order.routes.router
+    found = mixtures.described(json.loads(json.dumps(plain.mixture)), ("/".join(leaf.key) for leaf in plain.leaves))
+    blended = order.planned is None and order.passes is None and isinstance(router, Blend | StepBlend)
+    if not blended or found is None:
+        raise AmendmentError(
+            "the stream is not that of an endless blend by weights (it has passes, or is planned, shuffled again, or "
+            "blended by cost): it cannot be amended yet"
+        )
+    mixtures.attach(found, mixtures.outermost_blend(dataset))
+    return found
+
+
+def _join(mixture: Mixture, new: Mixture) -> None:
+    """Give the children of a run's mixture the nodes of a configuration. Raises AmendmentError if one is missing."""
+    nodes = {unit.leaves: unit.node for unit in mixtures.units(new)}
+    for unit in mixtures.units(mixture):
+        unit.node = nodes.get(unit.leaves)
+        if unit.node is None and not unit.removed:
+            raise AmendmentError(
+                f"{unit.leaves[0]}: the run has this dataset, the configuration does not: it was added while the run "
+                f"went on; write it into the configuration, and restore with on_change='amend'"
+            )
+    mixtures.join_blends(mixture, new)
+
+
+def _check_rest(saved: Mapping[str, Any], now: Mapping[str, Any], mixture: Mixture) -> None:
+    """Check that only what can be amended differs. Raises AmendmentError that names the rest."""
+    lines = [
+        f"{name}: was {saved.get(name)!r}, is {now.get(name)!r}"
+        for name in dict.fromkeys((*saved, *now))
+        if name not in ("mixture", "leaves") and saved.get(name) != now.get(name)
+    ]
+    above, above_now = _above_blend(saved["mixture"]), _above_blend(now["mixture"])
+    if above != above_now:
+        lines.append(f"mixture: was {above}, is {above_now}")
+    rows: dict[str, Mapping[str, Any]] = {}
+    for unit in mixtures.units(mixture):
+        rows |= zip(unit.leaves, unit.rows or (), strict=False)
+    for name, row in {**rows, **saved["leaves"]}.items():
+        lines += _leaf_changes(name, row, now["leaves"].get(name, row))
+    if lines:
+        said = "\n".join(f"  {line}" for line in lines)
+        raise AmendmentError(
+            f"the change cannot be amended, as it changes the order of datasets that stay:\n{said}\nLeave these as "
+            f"they were. Samples that were added to a dataset can be added as a dataset of their own"
+        )
+
+
+def _leaf_changes(name: str, row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Differences between two entries of a leaf in manifests."""
+    fields = [field for field in dict.fromkeys((*row, *other)) if field not in ("number", "commit")]
+    return [
+        f"{name}: {field} was {row.get(field)!r}, is {other.get(field)!r}"
+        for field in fields
+        if row.get(field) != other.get(field)
+    ]
+
+
+def _above_blend(mixture: Any) -> Any:
+    """The nodes above the outermost blend, as a manifest describes them."""
+    if not isinstance(mixture, Mapping) or "blend" in mixture:
+        return "blend"
+    node = cast("Mapping[str, Any]", mixture)
+    return {name: _above_blend(value) if name in ("of", "generate") else value for name, value in node.items()}
+
+
+def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments, share: Share) -> StreamSpec:
+    """A configuration compiled with the amendments of its run."""
+    blend = mixtures.rebuilt(amendments.mixture, AmendedAt, RemovedLeaf.of)
+    known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
+    resolved: list[Resolved] = []
+    for name, node in _leaves(amendments.mixture):
+        if isinstance(node, RemovedLeaf):
+            resolved.append(node.resolve())
+            continue
+        if name not in known:
+            known[name] = amendments.resolved[name] = node.resolve()
+        resolved.append(known[name])
+    spec = compile_dataset(
+        mixtures.replaced(dataset, blend),
+        hosts=share.hosts,
+        cache_pool=plain.cache_pool,
+        resolved=resolved,
+        begins=amendments.begins(share),
+    )
+    for unit in mixtures.units(amendments.mixture):  # so that a later change of them is found
+        if unit.rows is None and not set(unit.leaves).issubset({"/".join(leaf.key) for leaf in plain.leaves}):
+            rows = spec.manifest()["leaves"]
+            unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
+    return dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
+
+
+def _leaves(mixture: Mixture) -> Iterator[tuple[str, Any]]:
+    """Each leaf's key and node."""
+    for unit in mixtures.units(mixture):
+        nodes = [RemovedLeaf.of(name, {}) for name in unit.leaves]
+        yield from zip(unit.leaves, nodes if unit.node is None else mixtures.leaf_nodes(unit.node), strict=True)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of each lane at each amendment, as a short text; and the amendments of all hosts as one."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.errors import StateError
+from energon_grain.stream.state import pack_integers, unpack_integers
+
+_MAX_ROWS = 1 << 26
+
+
+def merged(ordered: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The log, which all hosts have, and how far each lane had read beyond its items at each amendment."""
+    logs = {cursor.get("amendments", [""])[0] for cursor in ordered}
+    if len(logs) != 1:
+        raise StateError(
+            "the hosts' states do not fit together: the mixture was amended in another way on some hosts; call "
+            "`amend` with the same arguments at the same step on every host"
+        )
+    texts = [cursor["amendments"][1] for cursor in ordered]
+    if not any(texts):
+        return [*logs, ""]
+    lanes, hosts = ordered[0]["lanes"], len(ordered)
+    try:
+        own = [unpack_lane_rows(text, lanes // hosts) for text in texts]
+        ahead = np.zeros((max(map(len, own)), lanes), np.int64)
+        for host, rows in enumerate(own):
+            ahead[:, host::hosts] = rows if len(rows) else 0
+    except ValueError as error:
+        raise StateError(f"the hosts' states do not fit together: their 'amendments' are damaged: {error}") from error
+    return [*logs, pack_lane_rows(ahead)]
+
+
+def pack_lane_rows(rows: Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64]) -> str:
+    """Numbers of each lane, (lanes,) a row, as a text: differences of rows, deflated; empty where all are 0."""
+    found = np.array([*rows], np.int64)
+    if not found.any():
+        return ""
+    change = np.diff(found, axis=0, prepend=0)
+    least = change.min(axis=1, keepdims=True)
+    numbers = np.concatenate([np.where(least < 0, -2 * least - 1, 2 * least), change - least], axis=1)
+    packed = base64.b64decode(pack_integers(numbers.reshape(-1).tolist()))
+    return base64.b64encode(zlib.compress(packed, 9)).decode()
+
+
+def unpack_lane_rows(text: str, lanes: int) -> npt.NDArray[np.int64]:
+    """The rows, (n, lanes). Raises ValueError if the text is damaged, or of another number of lanes."""
+    if not text:
+        return np.zeros((0, lanes), np.int64)
+    try:
+        unpacking = zlib.decompressobj()
+        packed = unpacking.decompress(base64.b64decode(text, validate=True), _MAX_ROWS)
+        if not unpacking.eof:
+            raise ValueError("it is cut short")
+        numbers = np.array(unpack_integers(base64.b64encode(packed).decode()), np.int64).reshape(-1, lanes + 1)
+    except (zlib.error, StateError) as error:
+        raise ValueError(f"{error}") from error
+    least = np.where(numbers[:, :1] % 2, -(numbers[:, :1] + 1) // 2, numbers[:, :1] // 2)
+    return np.cumsum(numbers[:, 1:] + least, axis=0)

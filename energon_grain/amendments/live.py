@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of a running mixture, in the words of a program: weights by name, datasets to add, datasets to remove."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from energon_grain.amendments import mixture as mixtures
+from energon_grain.amendments.history import Amended, Amendments, append, compiled, configured
+from energon_grain.amendments.mixture import Mixture, Unit
+from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.errors import AmendmentError
+from energon_grain.samplers.weights import Weight, exact, integer_weights
+from energon_grain.stream.passes import Progress, Share
+from energon_grain.stream.spec import StreamSpec
+
+
+def amended_now(
+    dataset: SavableDataset,
+    plain: StreamSpec,
+    before: Amendments | None,
+    share: Share,
+    progress: Progress,
+    *,
+    weights: Mapping[str, Weight] | None = None,
+    add: Mapping[str, Any] | None = None,
+    remove: Sequence[str] = (),
+    note: str = "",
+) -> Amended:
+    """The stream of a running one whose mixture changes at its present place.
+
+    Args:
+        dataset: The configuration of the run.
+        plain: The configuration, compiled.
+        before: The amendments until now; None: there are none.
+        share: This host's part.
+        progress: Where the stream is.
+        weights: Of all datasets of one blend, by name; 0 pauses one. Default: as they are.
+        add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, or a
+            dataset; each has a weight in `weights`.
+        remove: Names of datasets that get the weight 0.
+        note: The reason, for the log.
+
+    Raises:
+        AmendmentError: There is no such dataset, or the mixture cannot be amended.
+    """
+    old = configured(dataset, plain) if before is None else copy.copy(before.mixture)
+    amendments = Amendments(mixture=_copied(old), resolved={} if before is None else before.resolved)
+    if before is not None:
+        amendments.steps, amendments.ahead = [*before.steps], [*before.ahead]
+    new = _copied(old)
+    for each in _blends(new):
+        each.segments = [(0, each.weights)]
+    _change(new, dict(weights or {}), dict(add or {}), list(remove))
+    if not append(amendments, new, plain, share, progress, note):
+        raise AmendmentError("amend: nothing changes: give weights, add or remove that differ from what is there")
+    return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+
+
+def _copied(tree: Any) -> Any:
+    """A copy of a mixture with the same nodes."""
+    if isinstance(tree, Unit):
+        return dataclasses.replace(tree)
+    return dataclasses.replace(tree, segments=[*tree.segments], children=list(map(_copied, tree.children)))
+
+
+def _blends(mixture: Mixture) -> Iterator[Mixture]:
+    yield mixture
+    for child in mixture.children:
+        if isinstance(child, Mixture):
+            yield from _blends(child)
+
+
+def _change(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], remove: list[str]) -> None:
+    numbers, blend = _children(mixture, [*(name for name in weights if name not in add), *remove])
+    for name, data in add.items():
+        if name not in weights:
+            raise AmendmentError(f"amend: add has {name!r}, weights do not: give it a weight")
+        numbers[name] = _place_of(mixture, blend, _added(blend, name, data))
+    row = _weighted(blend, numbers, weights)
+    for name in remove:
+        row[numbers[name]] = 0
+    if not any(map(exact, row)):
+        raise AmendmentError("amend: all weights are 0; give one dataset a weight above 0")
+    blend.segments = [(0, list(integer_weights(row)))]
+
+
+def _children(mixture: Mixture, names: list[str]) -> tuple[dict[str, int], Mixture]:
+    """The numbers of named children, and the one blend that has them. Raises AmendmentError if there are several."""
+    places = {name: _find(mixture, name) for name in names}
+    blends = {id(blend): blend for blend, _ in places.values()} or {id(mixture): mixture}
+    if len(blends) != 1:
+        raise AmendmentError(f"amend: {', '.join(names)} are children of several blends: amend them one by one")
+    return {name: number for name, (_, number) in places.items()}, next(iter(blends.values()))
+
+
+def _weighted(blend: Mixture, numbers: Mapping[str, int], weights: Mapping[str, Weight]) -> list[Weight]:
+    """The weights of all children. Raises AmendmentError unless every child with a weight is named."""
+    row: list[Weight] = [*blend.weights]
+    if not weights:
+        return row
+    missing = [number for number, weight in enumerate(row) if weight and number not in numbers.values()]
+    if missing:
+        names = ", ".join(_name(blend.children[number]) for number in missing)
+        raise AmendmentError(
+            f"amend: weights do not name {names}: give a weight for every dataset of the blend, 0 to pause one"
+        )
+    for name, weight in weights.items():
+        row[numbers[name]] = weight
+    return row
+
+
+def _place_of(mixture: Mixture, blend: Mixture, added: Unit) -> int:
+    """The place of a dataset that is added: its own, if it was removed before; else at the end."""
+    for place, child in enumerate(blend.children):
+        if isinstance(child, Unit) and child.leaves == added.leaves:
+            if child.node is None or not blend.weights[place]:
+                child.node, child.removed = added.node, False
+                return place
+            raise AmendmentError(f"amend: {added.leaves[0]} is in the mixture already: give its weight in `weights`")
+    if set(added.leaves) & set(mixture.names()):
+        raise AmendmentError(f"amend: {added.leaves[0]} is in another blend of the mixture")
+    blend.children.append(added)
+    return len(blend.children) - 1
+
+
+def _find(mixture: Mixture, name: str) -> tuple[Mixture, int]:
+    """The blend that has a child of this name, and its number there."""
+    found = [
+        (blend, number)
+        for blend in _blends(mixture)
+        for number, child in enumerate(blend.children)
+        if name in _names(child)
+    ]
+    if len(found) == 1:
+        return found[0]
+    known = [_name(child) for blend in _blends(mixture) for child in blend.children]
+    problem = "there is no dataset" if not found else f"{len(found)} datasets have the name"
+    raise AmendmentError(f"amend: {problem} {name!r}; there are {', '.join(known)}")
+
+
+def _names(child: Unit | Mixture) -> set[str]:
+    """All names of a child: its key, its path, the last part of that, or its `name`."""
+    if isinstance(child, Mixture):
+        return set()
+    names = set(child.leaves)
+    for node in mixtures.leaf_nodes(child.node) if child.node is not None else ():
+        if isinstance(node, LeafDataset):
+            label = node.label if node.name is None else node.name
+            names |= {label, PurePosixPath(label).name, node.path}
+    return names if len(child.leaves) == 1 else set(child.leaves[:1])
+
+
+def _name(child: Unit | Mixture) -> str:
+    """The name of a child for messages."""
+    if isinstance(child, Unit) and isinstance(child.node, LeafDataset):
+        return child.node.name or child.node.label
+    return next(child.names())
+
+
+def _added(blend: Mixture, name: str, data: Any) -> Unit:
+    """A child for data to add: a leaf like the other leaves of the blend."""
+    if isinstance(data, SavableDataset):
+        nodes = list(mixtures.leaf_nodes(data))
+        return Unit(tuple("/".join((*node.identity, "0")) for node in nodes), node=data)
+    like = next((child.node for child in blend.children if isinstance(getattr(child, "node", None), LeafDataset)), None)
+    if not isinstance(like, LeafDataset):
+        raise AmendmentError(f"amend: no child of the blend is a plain dataset: give {name!r} as a dataset")
+    options = dict(data) if isinstance(data, Mapping) else {"path": data}
+    unknown = set(options) - {"path", "split_part", "subflavors", "name"}
+    if unknown or "path" not in options:
+        raise AmendmentError(
+            f"amend: add={{{name!r}: …}}: expected path, split_part, subflavors and name, got {sorted(options)}"
+        )
+    leaf = dataclasses.replace(
+        like,
+        path=str(options["path"]),
+        kind=None,
+        split_part=options.get("split_part", like.split_part),
+        tags=options.get("subflavors", {}),
+        subset=None,
+        where=None,
+        written=str(options["path"]),
+        through=(),
+        name=options.get("name"),
+    )
+    return Unit(("/".join((*leaf.identity, "0")),), node=leaf)

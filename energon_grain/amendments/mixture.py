@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A blend over the whole run: every child that it ever had, and its weights in each segment.
+
+Children are only ever appended. A child that was removed stays in its place with weight 0, so that the numbers of its
+siblings, and with them all random keys and restore keys, stay what they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from energon_grain.datasets.dataset import SavableDataset, put
+from energon_grain.datasets.lowering import nodes_below
+from energon_grain.datasets.mixtures import BlendDataset, amended_blend
+from energon_grain.errors import AmendmentError
+from energon_grain.mixture_shares import leaf_count
+from energon_grain.samplers.weights import integer_weights
+
+Start = int | str
+"""Where a segment begins: at a position of the blend; or "#n", at amendment n."""
+
+
+@dataclass(slots=True)
+class Unit:
+    """A child that is no blend: a leaf, or what is combined of leaves in another way.
+
+    Attributes:
+        leaves: Keys of its leaves, `/` between their parts.
+        rows: The manifest's entry of each leaf, if the configuration of the saved state does not have it, after it was
+            removed or added during the run; else None.
+        removed: Whether the configuration no longer has it.
+        node: Its description, if there is one.
+    """
+
+    leaves: tuple[str, ...]
+    rows: list[dict[str, Any]] | None = None
+    removed: bool = False
+    node: SavableDataset | None = None
+
+    def names(self) -> Iterator[str]:
+        """Keys of its leaves."""
+        yield from self.leaves
+
+
+@dataclass(slots=True)
+class Mixture:
+    """A blend by weights.
+
+    Attributes:
+        segments: The start of each segment, and an integer weight for each child that existed by then.
+        children: In the order in which they were added.
+        per_step: Consecutive items that share a choice; 0: each has its own.
+        node: Its description.
+    """
+
+    segments: list[tuple[Start, list[int]]]
+    children: list[Unit | Mixture] = field(default_factory=list["Unit | Mixture"])
+    per_step: int = 0
+    node: SavableDataset | None = None
+
+    def names(self) -> Iterator[str]:
+        """Keys of all leaves below, removed ones too, in document order."""
+        for child in self.children:
+            yield from child.names()
+
+    @property
+    def weights(self) -> list[int]:
+        """Of the last segment, one for each child."""
+        last = self.segments[-1][1]
+        return [*last, *(0 for _ in self.children[len(last) :])]
+
+
+def described(manifest_mixture: Any, names: Iterator[str]) -> Mixture | None:
+    """The outermost blend as a manifest has it; None: there is none that can be amended."""
+    node = manifest_mixture
+    while isinstance(node, Mapping) and "blend" not in node:
+        node = cast("Mapping[str, Any]", node).get("of", cast("Mapping[str, Any]", node).get("generate"))
+    if not isinstance(node, Mapping) or "means" in node:
+        return None
+    found = _described(cast("Mapping[str, Any]", node), names)
+    return found if isinstance(found, Mixture) else None
+
+
+def _described(node: Any, names: Iterator[str]) -> Unit | Mixture:
+    if isinstance(node, Mapping) and "blend" in node and "means" not in node:
+        blend = cast("Mapping[str, Any]", node)
+        weights, starts = blend["blend"]
+        return Mixture(
+            segments=[(start, list(row)) for start, row in zip(starts, weights, strict=True)],
+            children=[_described(child, names) for child in blend["of"]],
+            per_step=blend.get("per_step", 0),
+        )
+    return Unit(tuple(next(names) for _ in range(leaf_count(node))))
+
+
+def outermost_blend(dataset: SavableDataset) -> BlendDataset:
+    """The blend right below what works on the whole stream. Raises AmendmentError if there is none."""
+    node: Any = dataset
+    while not isinstance(node, BlendDataset):
+        below = list(nodes_below(node))
+        if len(below) != 1:
+            raise AmendmentError(f"{dataset!r} has no blend by weights at its top: only such a mixture can be amended")
+        node = below[0]
+    return node
+
+
+def attach(mixture: Mixture, node: BlendDataset) -> None:
+    """Give a mixture that a manifest describes, and all below it, the nodes of a description."""
+    mixture.node = node
+    for child, below in zip(mixture.children, node.datasets, strict=True):
+        if isinstance(child, Mixture) and isinstance(below, BlendDataset):
+            attach(child, below)
+        elif isinstance(child, Mixture):  # under another node, such as a map: it is taken as it is
+            mixture.children[mixture.children.index(child)] = Unit(tuple(child.names()), node=below)
+        else:
+            child.node = below
+
+
+def amend(old: Mixture, new: Mixture, start: str, position: int) -> bool:
+    """Change a mixture to that of a new configuration, from an amendment on; return whether anything changed.
+
+    Args:
+        old: The mixture of the run until now; it is changed.
+        new: That of the configuration.
+        start: "#n" of the amendment.
+        position: Of the outermost blend, at which the amendment takes effect.
+
+    Raises:
+        AmendmentError: It cannot be amended: what and why, with a way out.
+    """
+    elsewhere = {name: id(unit) for unit in units(old) for name in unit.leaves}
+    return _amend(old, new, start, position, elsewhere, last=True)
+
+
+def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Mapping[str, int], *, last: bool) -> bool:
+    if old.per_step != new.per_step:
+        raise AmendmentError(f"per_step was {old.per_step} and is now {new.per_step}: that cannot be amended")
+    changed = False
+    places: dict[int, int] = {}  # of children of `new` among those of `old`
+    for number, child in enumerate(new.children):
+        place = _matching(old, child, taken=set(places.values()))
+        if place is None:
+            _check_addition(old, child, elsewhere, last=last)
+            place = len(old.children)
+            old.children.append(child)
+        places[number] = place
+    added = {id(child) for child in new.children}
+    for number, place in places.items():
+        one, other = old.children[place], new.children[number]
+        if id(one) in added:
+            continue
+        if isinstance(one, Mixture):
+            assert isinstance(other, Mixture)
+            at_end = last and place == len(old.children) - 1
+            changed |= _amend(one, other, start, position, elsewhere, last=at_end)
+        else:
+            assert isinstance(other, Unit)
+            one.node, one.removed = other.node, other.removed
+    if isinstance(new.node, BlendDataset):
+        old.node = new.node
+    return _take_over(old, new, places, start, position) or changed
+
+
+def _take_over(old: Mixture, new: Mixture, places: Mapping[int, int], start: str, position: int) -> bool:
+    """Append the segments of the new weights; return whether they differ from the old ones."""
+
+    def placed(weights: Sequence[int]) -> list[int]:
+        row = [0] * len(old.children)
+        for number, place in places.items():
+            row[place] = weights[number]
+        return row
+
+    (_, now), *planned = [(begin, placed(row)) for begin, row in new.segments[_in_force(new, position) :]]
+    (_, was), *was_planned = old.segments[_in_force(old, position) :]
+    padded = [*was, *[0] * (len(now) - len(was))]
+    if integer_weights(padded) == integer_weights(now) and was_planned == planned:
+        return False
+    if not any(now):
+        raise AmendmentError("all weights are 0 from this step on; give one dataset a weight above 0")
+    old.segments += [(start, now), *planned]
+    return True
+
+
+def _in_force(mixture: Mixture, position: int) -> int:
+    """Number of the last segment that has started at a position."""
+    starts = (start for start, _ in mixture.segments)
+    return max(number for number, start in enumerate(starts) if isinstance(start, str) or start <= position)
+
+
+def units(mixture: Mixture) -> Iterator[Unit]:
+    """All children below that are no blends, in document order."""
+    for child in mixture.children:
+        if isinstance(child, Unit):
+            yield child
+        else:
+            yield from units(child)
+
+
+def _matching(old: Mixture, child: Unit | Mixture, taken: set[int]) -> int | None:
+    """The place of the same child in the old mixture."""
+    names = set(child.names())
+    for place, other in enumerate(old.children):
+        if place in taken or type(other) is not type(child):
+            continue
+        same = names & set(other.names()) if isinstance(other, Mixture) else list(other.names()) == list(child.names())
+        if same:
+            return place
+    return None
+
+
+def _check_addition(old: Mixture, child: Unit | Mixture, elsewhere: Mapping[str, int], *, last: bool) -> None:
+    moved = [name for name in child.names() if name in elsewhere]
+    if moved:
+        raise AmendmentError(
+            f"{moved[0]}: it is elsewhere in the mixture already, or was combined in another way; moving a dataset "
+            f"between blends cannot be amended: change its weight where it is"
+        )
+    if not last:
+        raise AmendmentError(
+            f"{next(child.names())}: it was added to a blend that others follow, which would renumber their samples' "
+            f"restore keys: add it to the last blend, or to the outermost one"
+        )
+    del old
+
+
+def shares(mixture: Mixture, amendment: int, position: int, of: float = 1.0) -> dict[str, float]:
+    """Share of each dataset in the whole mixture after an amendment (-1: before the first), by its first leaf's key.
+
+    Args:
+        mixture: The mixture.
+        amendment: Number of the amendment.
+        position: Position of the outermost blend; decides which segment of a schedule applies.
+        of: Share of this mixture in the outermost one.
+    """
+    number = 0
+    for place, (start, _) in enumerate(mixture.segments):
+        if int(start[1:]) <= amendment if isinstance(start, str) else start <= position:
+            number = place
+    weights = mixture.segments[number][1]
+    total = sum(weights) or 1
+    found: dict[str, float] = {}
+    for child, weight in zip(mixture.children, weights, strict=False):  # others were added later
+        share = of * weight / total
+        if isinstance(child, Mixture):
+            found |= shares(child, amendment, position, share)
+        else:
+            found[child.leaves[0]] = share
+    return found
+
+
+def note_removed(mixture: Mixture, new: Mixture, rows: Mapping[str, dict[str, Any]]) -> None:
+    """Keep the manifest's entries of leaves that a configuration no longer has."""
+    kept = set(new.names())
+    for unit in units(mixture):
+        if not kept.issuperset(unit.leaves):
+            unit.node, unit.removed = None, True
+            if unit.rows is None:
+                unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
+
+
+def leaf_nodes(node: Any) -> Iterator[Any]:
+    """The leaves below a node, in document order."""
+    if hasattr(node, "identity"):
+        yield node
+        return
+    for below in nodes_below(node):
+        yield from leaf_nodes(below)
+
+
+def packed(tree: Unit | Mixture) -> list[Any]:
+    """A mixture as JSON."""
+    if isinstance(tree, Unit):
+        return [list(tree.leaves), *([] if tree.rows is None else [tree.rows, int(tree.removed)])]
+    return [tree.per_step, list(map(list, tree.segments)), list(map(packed, tree.children))]
+
+
+def unpacked(value: Any) -> Unit | Mixture:
+    """The mixture of `packed`. Raises ValueError, TypeError, LookupError where it is none."""
+    if isinstance(value[0], list):
+        names, *rest = value
+        rows, removed = rest or (None, False)
+        return Unit(tuple(map(str, names)), rows=None if rows is None else list(map(dict, rows)), removed=bool(removed))
+    per_step, segments, children = value
+    return Mixture(
+        segments=[(start, [int(weight) for weight in weights]) for start, weights in segments],
+        children=list(map(unpacked, children)),
+        per_step=int(per_step),
+    )
+
+
+def rebuilt(
+    mixture: Mixture, amendment: Callable[[int], Any], removed: Callable[[str, Mapping[str, Any]], SavableDataset]
+) -> BlendDataset:
+    """The description of a mixture over the whole run.
+
+    Args:
+        mixture: With the nodes of a configuration.
+        amendment: Makes the start of a segment from the number of an amendment.
+        removed: Makes the placeholder of a removed leaf from its key and its entry in the manifest.
+    """
+    children: list[SavableDataset] = []
+    for child in mixture.children:
+        if isinstance(child, Mixture):
+            children.append(rebuilt(child, amendment, removed))
+        elif child.node is not None:
+            children.append(child.node)
+        elif len(child.leaves) == 1:
+            children.append(removed(child.leaves[0], (child.rows or [{}])[0]))
+        else:
+            raise AmendmentError(
+                f"{child.leaves[0]}: a combination of datasets cannot be removed; give it the weight 0"
+            )
+    assert isinstance(mixture.node, BlendDataset)
+    schedule = tuple(
+        (amendment(int(start[1:])) if isinstance(start, str) else start, tuple(weights))
+        for start, weights in mixture.segments
+    )
+    return amended_blend(mixture.node, tuple(children), schedule)
+
+
+def replaced(dataset: SavableDataset, blend: BlendDataset) -> SavableDataset:
+    """A description with another outermost blend."""
+    if isinstance(dataset, BlendDataset):
+        return blend
+    (name,) = (
+        each.name for each in dataclasses.fields(dataset) if isinstance(getattr(dataset, each.name), SavableDataset)
+    )
+    changed = copy.copy(dataset)
+    put(changed, **{name: replaced(getattr(dataset, name), blend)})
+    return changed
+
+
+def join_blends(mixture: Mixture, new: Mixture) -> None:
+    """Give each blend of a run's mixture the node of the configuration's."""
+    mixture.node = new.node
+    for child in mixture.children:
+        if isinstance(child, Mixture):
+            names = set(child.names())
+            same = (each for each in new.children if isinstance(each, Mixture) and names & set(each.names()))
+            join_blends(child, next(same, new))

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands for runs that change: `checkpoint amend` changes a saved state, `checkpoint history` lists changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from energon_grain.amendments.history import Amendment, Amendments
+from energon_grain.amendments.mixture import units
+from energon_grain.cli.checkpoint import read_saved
+from energon_grain.cli.run import Run, of_a_run
+from energon_grain.cli.terminal import Answer, significant
+from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.stream.cursor import Cursor
+from energon_grain.stream.passes import Share
+from energon_grain.stream.stream import Stream
+from energon_grain.words import counted, table
+
+_State = Annotated[Path, typer.Argument(help="Saved state of all hosts, in any form that `checkpoint info` reads.")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetChange:
+    """One dataset of an amended run.
+
+    Attributes:
+        name: Its key in the run.
+        samples: Number of its samples; None: unknown.
+        drawn: About how many samples of it were drawn until the change; None: items consist of several samples.
+        passes: The same in passes over the dataset.
+        share_before: Its share of the mixture before the change.
+        share_after: Its share from the change on.
+        never_seen: About how many samples are never drawn if it stays removed; None: unknown, or it is not removed.
+    """
+
+    name: str
+    samples: int | None
+    drawn: float | None
+    passes: float | None
+    share_before: float
+    share_after: float
+    never_seen: float | None
+
+
+@of_a_run
+def amend(
+    state: _State,
+    run: Run,
+    to: Annotated[str, typer.Option(help="The changed metadataset, opened with the options of the run below.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="JSON file for the new state. Default: only print the change.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples in the batch of one host. Default: a size that fits the state.")
+    ] = None,
+    note: Annotated[str, typer.Option(help="Reason for the change, shown by `checkpoint history`.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the change without writing the new state.")] = False,
+) -> Answer:
+    """Change the mixture of a saved run: weights, datasets that were added or removed.
+
+    Every remaining dataset continues exactly where it is. The changed run restores the new state without further
+    options. A change that cannot be made is an error that names the reason.
+
+    Examples:
+        energon-grain checkpoint amend state.json --to mix.yaml --dry-run
+        energon-grain checkpoint amend state.json --to mix.yaml -o new.json
+    """
+    cursor = read_saved(state)
+    size = batch_size or cursor["history"][-1][4] // run.world_size or 1
+    with Stream.of(run.dataset(to, batch_size=size)) as stream:
+        stream.restore(cursor, on_change="amend", note=note)
+        amended, amendments = stream.cursor(with_manifest=True), stream.amendments
+        sizes = {"/".join(leaf.key): len(leaf.leaf.source) for leaf in stream.spec.leaves}
+        for unit in units(amendments.mixture) if amendments is not None else ():  # removed ones too
+            sizes |= {name: row["samples"] for name, row in zip(unit.leaves, unit.rows or (), strict=False) if row}
+        packs = stream.spec.program is not None
+    known = 0 if "amendments" not in cursor else len(_amendments(cursor).steps)
+    if amendments is None or len(amendments.steps) == known:
+        return Answer(document=[], lines=["Nothing changes: the mixture of the state is that of the configuration."])
+    change = amendments.log[-1]
+    changes = _changes(amendments, change, sizes, packs=packs)
+    lines = [f"From step {change.step:,} (item {change.item:,}) on:", "", *_lines(changes)]
+    if output is not None and not dry_run:
+        atomic_write_bytes(output, json.dumps(amended).encode())
+        lines.append(f"Wrote {output}.")
+    return Answer(document=changes, lines=lines)
+
+
+def history(state: _State) -> Answer:
+    """List the changes of the mixture in a run: step, shares before and after, and the reason.
+
+    Examples:
+        energon-grain checkpoint history state.json
+        energon-grain checkpoint history state.json --json
+    """
+    cursor = read_saved(state)
+    log = _amendments(cursor).log if "amendments" in cursor else []
+    lines = [f"{counted(len(log), 'change')} of the mixture until step {cursor['step']:,}."]
+    for each in log:
+        note = f": {each.note}" if each.note else ""
+        rows = [("", "before", "after")]
+        rows += [
+            (_short(name), f"{each.before.get(name, 0):.2%}", f"{share:.2%}") for name, share in each.after.items()
+        ]
+        lines += ["", f"Step {each.step:,} (item {each.item:,}){note}", *table(rows, "<>>")]
+    return Answer(document=[asdict(each) for each in log], lines=lines)
+
+
+def _amendments(cursor: Cursor) -> Amendments:
+    host, hosts = cursor["host"]
+    return Amendments.of_texts(cursor["amendments"], Share(host, hosts, cursor["lanes"]), (host, hosts))
+
+
+def _changes(amendments: Amendments, change: Amendment, sizes: dict[str, int], *, packs: bool) -> list[DatasetChange]:
+    drawn, found = amendments.drawn(change.item), list[DatasetChange]()
+    for name, after in change.after.items():
+        samples, before = sizes.get(name), change.before.get(name, 0.0)
+        count = None if packs else drawn.get(name, 0.0)
+        removed = before > 0 and after == 0 and samples is not None and count is not None
+        found.append(
+            DatasetChange(
+                name=name,
+                samples=samples,
+                drawn=count,
+                passes=None if count is None or not samples else count / samples,
+                share_before=before,
+                share_after=after,
+                never_seen=max(0.0, samples - count) if removed and samples is not None and count is not None else None,
+            )
+        )
+    return found
+
+
+def _lines(changes: list[DatasetChange]) -> list[str]:
+    rows = [("dataset", "samples", "drawn", "passes", "before", "after", "never drawn")]
+    rows += [
+        (
+            _short(each.name),
+            "?" if each.samples is None else f"{each.samples:,}",
+            "?" if each.drawn is None else f"{each.drawn:,.0f}",
+            "?" if each.passes is None else significant(each.passes),
+            f"{each.share_before:.2%}",
+            f"{each.share_after:.2%}",
+            "" if each.never_seen is None else f"{each.never_seen:,.0f}",
+        )
+        for each in changes
+    ]
+    return table(rows, "<>>>>>>")
+
+
+def _short(name: str) -> str:
+    """A key without kind and number."""
+    return name.partition("/")[2].rpartition("/")[0].rstrip("/") or name

@@ -1,0 +1,85 @@
+"""`energon-grain checkpoint amend` and `checkpoint history`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runs import run
+from metadatasets import write_v2
+
+from energon_grain import WorkerConfig, get_savable_loader, get_train_dataset
+from energon_grain.testing import make_text_dataset
+
+
+def mixture(root: Path, name: str, **weights: float) -> Path:
+    entries = [{"path": path, "weight": weight} for path, weight in weights.items()]
+    return write_v2(root, name, train={"blend": entries})
+
+
+def loader(path: Path) -> Any:
+    return get_savable_loader(
+        get_train_dataset(
+            path,
+            batch_size=8,
+            shuffle_buffer_size=None,
+            max_samples_per_sequence=None,
+            worker_config=WorkerConfig(0, 1, 0),
+        )
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, n in {"large": 600, "small": 40, "new": 80}.items():
+        make_text_dataset(tmp_path / name, n=n, shards=2)
+    return tmp_path
+
+
+def test_a_state_is_amended_listed_and_continued(root: Path) -> None:
+    old = mixture(root, "old.yaml", large=3, small=1)
+    with loader(old) as first:
+        for _ in range(6):
+            next(first)
+        state = root / "state.json"
+        state.write_text(json.dumps(first.save_state_rank()))
+    new = mixture(root, "new.yaml", large=1, new=1)
+    dry = run("checkpoint", "amend", state, "--to", new, "--dry-run")
+    assert dry.exit_code == 0, dry.output
+    assert "From step 6 (item 48) on:" in dry.stdout
+    changed = root / "changed.json"
+    done = run("checkpoint", "amend", state, "--to", new, "--note", "more new", "-o", changed, "--json")
+    assert done.exit_code == 0, done.output
+    rows = {Path(row["name"].rpartition("/train")[0]).name: row for row in json.loads(done.stdout)}
+    assert (rows["large"]["share_before"], rows["large"]["share_after"]) == (0.75, 0.5)
+    assert (rows["small"]["share_after"], rows["small"]["drawn"], rows["small"]["samples"]) == (0, 12, 20)
+    assert rows["small"]["never_seen"] == 8
+    assert rows["new"]["share_after"] == 0.5
+    listed = run("checkpoint", "history", changed)
+    assert "1 change of the mixture until step 6." in listed.stdout
+    assert "Step 6 (item 48): more new" in listed.stdout
+    with loader(new) as continued, loader(new) as amended:
+        continued.restore_state_rank(json.loads(changed.read_text()))
+        amended.restore_state_rank(json.loads(state.read_text()), on_change="amend")
+        assert [next(continued).__key__ for _ in range(5)] == [next(amended).__key__ for _ in range(5)]
+    again = run("checkpoint", "amend", changed, "--to", new)
+    assert "Nothing changes" in again.stdout
+
+
+def test_a_state_without_changes_has_no_history(root: Path) -> None:
+    with loader(mixture(root, "old.yaml", large=3, small=1)) as made:
+        next(made)
+        (root / "state.json").write_text(json.dumps(made.save_state_rank()))
+    assert "0 changes of the mixture until step 1." in run("checkpoint", "history", root / "state.json").stdout
+
+
+def test_what_cannot_be_amended_fails_with_the_reason(root: Path) -> None:
+    with loader(mixture(root, "old.yaml", large=3, small=1)) as made:
+        next(made)
+        (root / "state.json").write_text(json.dumps(made.save_state_rank()))
+    new = mixture(root, "new.yaml", large=1)
+    done = run("checkpoint", "amend", root / "state.json", "--to", new, "--seed", 5)
+    assert done.exit_code == 1
+    assert "seed: was 0, is 5" in str(done.exception)
