@@ -1,31 +1,28 @@
-"""The recipe for chats computes the M-RoPE positions of Qwen-VL: compared with `transformers`, without weights."""
+"""The M-RoPE positions of the recipe for chats are those of `transformers`, computed without weights."""
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from page_code import blocks_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "chat-packing.md"
+FILE = Path(__file__).parents[2] / "examples" / "chat" / "mrope.py"
 IMAGE, START, END = 1000, 1001, 1002
 Grids = list[tuple[int, int, int]]
 
 
 @pytest.fixture(scope="module")
 def position_ids() -> Callable[..., np.ndarray]:
-    """The function on the page."""
-    (code,) = [block.code for block in blocks_of(PAGE) if "def position_ids" in block.code]
-    namespace: dict[str, Callable[..., np.ndarray]] = {}
-    exec(compile(code, PAGE, "exec"), namespace)
-    return namespace["position_ids"]
+    function: Callable[..., np.ndarray] = runpy.run_path(str(FILE))["position_ids"]
+    return function
 
 
 def chats(merge: int) -> Iterator[tuple[list[int], Grids]]:
