@@ -26,8 +26,8 @@ def energon_source(
     Args:
         path: Prepared dataset or metadataset.
         global_batch_size: Number of samples in a step, summed over all feeds.
-        task_encoder: Class (or function) that makes the encoder, as axlearn's configurations hold no objects. Batches must be
-            dictionaries of arrays: axlearn handles only arrays.
+        task_encoder: Class (or function) that makes the encoder: axlearn's configurations hold no objects. Batches
+            must be dictionaries of arrays: axlearn handles only arrays.
         num_workers: Number of threads in each feed.
         seed: Seed of the order.
     """

@@ -5,9 +5,9 @@ In your program, before MaxText's `train`:
     from maxtext.input_pipeline import input_pipeline_interface
     input_pipeline_interface.create_data_iterator = functools.partial(create_data_iterator, path="/data/texts")
 
-MaxText's checkpoints (`GrainCheckpointable_v1`) store one file for all hosts if the iterator is an `ElasticIterator`. They
-restore any other iterator only on the same number of hosts. The state of our loader is valid for any number of hosts,
-so `LoaderState` subclasses `ElasticIterator`. MaxText saves it only if the configuration has `dataset_type: grain`.
+MaxText's checkpoints (`GrainCheckpointable_v1`) store one file for all hosts if the iterator is an `ElasticIterator`.
+They restore any other iterator only on the same number of hosts. The state of our loader is valid for any number of
+hosts, so `LoaderState` subclasses `ElasticIterator`. MaxText saves it only with `dataset_type: grain`.
 """
 
 from __future__ import annotations

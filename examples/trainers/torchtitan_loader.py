@@ -174,7 +174,7 @@ class EnergonSource(Configurable):
 
 
 def _group(dp_rank: int, dp_world_size: int) -> Any:
-    """Return the group of ranks that read different data, or None if all ranks do. All ranks must call this together."""
+    """Return the group of ranks that read different data, or None if all ranks do. All ranks must call this."""
     if not dist.is_initialized() or dist.get_world_size() == dp_world_size:
         return None
     everywhere: list[Any] = [None] * dist.get_world_size()
