@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from energon_grain.amendments.history import Amendment, Amendments
+from energon_grain.amendments.history import Amendments
 from energon_grain.amendments.mixture import units
 from energon_grain.cli.checkpoint import read_saved
 from energon_grain.cli.run import Run, of_a_run
@@ -18,6 +18,7 @@ from energon_grain.cli.terminal import Answer, significant
 from energon_grain.storage.atomic import atomic_write_bytes
 from energon_grain.stream.cursor import Cursor
 from energon_grain.stream.passes import Share
+from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stream import Stream
 from energon_grain.words import counted, table
 
@@ -71,20 +72,16 @@ def amend(
         energon-grain checkpoint amend state.json --to mix.yaml -o new.json
     """
     cursor = read_saved(state)
+    known = 0 if "amendments" not in cursor else len(_amendments(cursor).steps)
     size = batch_size or cursor["history"][-1][4] // run.world_size or 1
     with Stream.of(run.dataset(to, batch_size=size)) as stream:
         stream.restore(cursor, on_change="amend", note=note)
         amended, amendments = stream.cursor(with_manifest=True), stream.amendments
-        sizes = {"/".join(leaf.key): len(leaf.leaf.source) for leaf in stream.spec.leaves}
-        for unit in units(amendments.mixture) if amendments is not None else ():  # removed ones too
-            sizes |= {name: row["samples"] for name, row in zip(unit.leaves, unit.rows or (), strict=False) if row}
-        packs = stream.spec.program is not None
-    known = 0 if "amendments" not in cursor else len(_amendments(cursor).steps)
-    if amendments is None or len(amendments.steps) == known:
-        return Answer(document=[], lines=["Nothing changes: the mixture of the state is that of the configuration."])
-    change = amendments.log[-1]
-    changes = _changes(amendments, change, sizes, packs=packs)
-    lines = [f"From step {change.step:,} (item {change.item:,}) on:", "", *_lines(changes)]
+        if amendments is None or len(amendments.steps) == known:
+            return Answer(document=[], lines=["Nothing changes: the state has the mixture of the configuration."])
+        changes = _changes(amendments, stream.spec)
+    step, item, _ = amendments.steps[-1]
+    lines = [f"From step {step:,} (item {item:,}) on:", "", *_lines(changes)]
     if output is not None and not dry_run:
         atomic_write_bytes(output, json.dumps(amended).encode())
         lines.append(f"Wrote {output}.")
@@ -116,24 +113,33 @@ def _amendments(cursor: Cursor) -> Amendments:
     return Amendments.of_texts(cursor["amendments"], Share(host, hosts, cursor["lanes"]), (host, hosts))
 
 
-def _changes(amendments: Amendments, change: Amendment, sizes: dict[str, int], *, packs: bool) -> list[DatasetChange]:
-    drawn, found = amendments.drawn(change.item), list[DatasetChange]()
-    for name, after in change.after.items():
-        samples, before = sizes.get(name), change.before.get(name, 0.0)
-        count = None if packs else drawn.get(name, 0.0)
-        removed = before > 0 and after == 0 and samples is not None and count is not None
-        found.append(
-            DatasetChange(
-                name=name,
-                samples=samples,
-                drawn=count,
-                passes=None if count is None or not samples else count / samples,
-                share_before=before,
-                share_after=after,
-                never_seen=max(0.0, samples - count) if removed and samples is not None and count is not None else None,
-            )
-        )
-    return found
+def _changes(amendments: Amendments, spec: StreamSpec) -> list[DatasetChange]:
+    """The effect of the last amendment on each dataset."""
+    change = amendments.log[-1]
+    drawn = {} if spec.program is not None else amendments.drawn(change.item)
+    sizes = {"/".join(leaf.key): len(leaf.leaf.source) for leaf in spec.leaves}
+    for unit in units(amendments.mixture):  # removed ones too
+        sizes |= {name: row["samples"] for name, row in zip(unit.leaves, unit.rows or (), strict=False) if row}
+    return [
+        _change_of(name, sizes.get(name), drawn.get(name), change.before.get(name, 0.0), after)
+        for name, after in change.after.items()
+    ]
+
+
+def _change_of(name: str, samples: int | None, drawn: float | None, before: float, after: float) -> DatasetChange:
+    passes = never_seen = None
+    if samples is not None and drawn is not None:
+        passes = drawn / max(1, samples)
+        never_seen = max(0.0, samples - drawn) if before > 0 and after == 0 else None
+    return DatasetChange(
+        name=name,
+        samples=samples,
+        drawn=drawn,
+        passes=passes,
+        share_before=before,
+        share_after=after,
+        never_seen=never_seen,
+    )
 
 
 def _lines(changes: list[DatasetChange]) -> list[str]:
