@@ -379,7 +379,7 @@ def _check_weights(start: int, weights: tuple[Weight, ...], children: int) -> No
         raise ConfigError(f"BlendDataset: {children} datasets, but {len(weights)} weights from position {start} on")
     if not all(_is_number(weight) and weight >= 0 for weight in weights):
         raise ConfigError(
-            f"BlendDataset: weights {list(weights)} from position {start} on: expected 0 or more for each"
+            f"BlendDataset: weights {list(weights)} from position {start} on: each weight must be 0 or more"
         )
     if not any(weights):
         raise ConfigError(

@@ -297,7 +297,7 @@ class _Target:
     ) -> None:
         location = located(root)
         if is_url(location):
-            raise ConfigError(f"{location}: datasets are written to a file system; upload the new one to the store")
+            raise ConfigError(f"{location}: cannot write to an object store; write to a local folder, and upload it")
         self.root, self.name, self._append = Path(location), name, append
         self.container: ContainerName = container
         self.compression: Compression = compression
