@@ -853,7 +853,7 @@ def test_parts_that_are_not_read_do_not_matter(tmp_path: Path) -> None:
             "10 of 10 keys of .* are missing in",
         ),
         ([{"path": "ids.bin", "keys": "n"}], ConfigError, "its keys are numbers; remove `keys`"),
-        ([{"path": "mixture.yaml"}], ConfigError, "is a metadataset; join the datasets in it"),
+        ([{"path": "mixture.yaml"}], ConfigError, "is a metadataset: join the datasets in it"),
         ([{"path": "tars", "by": "row"}], ConfigError, "its samples are joined by their own keys"),
     ],
 )
