@@ -547,7 +547,7 @@ Schedule = Sequence[tuple[int, Sequence[Weight]]]
 
 
 class DatasetBlendMode(Enum):
-    """Meaning of the numbers of `LoadedDataset`s."""
+    """The meaning of the numbers in `LoadedDataset` pairs."""
 
     NONE = "none"
     """No meaning: a single dataset."""
@@ -608,7 +608,7 @@ class LoadedDataset(tuple[SavableDataset, Weight]):
 
     @property
     def dataset(self) -> SavableDataset:
-        """The first element of the pair."""
+        """The dataset: the first element of the pair."""
         return self[0]
 
 

@@ -261,7 +261,7 @@ class SampleDecoder:
     """Decodes the parts of samples.
 
     The text after the last dot of a part's name selects the decoder (`jpg`, also for `left.jpg`); a final `.gz` is
-    unpacked first. Parts with other extensions stay bytes.
+    decompressed first. Parts with other extensions stay bytes.
 
     | extension | value |
     |---|---|
