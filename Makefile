@@ -1,9 +1,9 @@
-# `make demo` shows the library at work; `make test` proves it. CONTRIBUTING.md explains the rest.
+# Start with `make demo` and `make test`. CONTRIBUTING.md explains the rest.
 #
-# Every target makes the virtual environment that it needs: .venv for development, .venv-demo and .venv-demo-torch for the
-# demos, .venv-peers for the real Megatron-Energon and the other loaders that we measure against.
+# Every target creates the virtual environment that it needs: .venv for development, .venv-demo and .venv-demo-torch for
+# the demos, and .venv-peers for Megatron-Energon and the other loaders in the benchmarks.
 #   make test PYTEST_ARGS="-k blend -x"      pass options to pytest
-#   make test TEST_PROCESSES=0               run one test file after the other; the default is two at a time
+#   make test TEST_PROCESSES=0               run the tests in one process; the default is 2 processes
 #   make check VENV=/path/to/venv            use another development environment
 
 PYTHON ?= python3
@@ -15,10 +15,10 @@ DIST ?= dist
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
-# Not compiled: Python compiles what it imports, and of what is installed that is little.
+# --no-compile: Python compiles modules on import, and most installed modules are never imported.
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile
 
-# Tests and benchmarks that need Megatron-Energon ask this variable for an interpreter that has it.
+# Tests and benchmarks that need Megatron-Energon run the interpreter in this variable.
 ifneq ($(wildcard $(PEERS_VENV)/.ready),)
 export ENERGON_PEER_PYTHON ?= $(abspath $(PEERS_VENV)/bin/python)
 endif
@@ -27,20 +27,20 @@ endif
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       real digits from tars to a trained and resumed classifier, in its own environment"
+	@echo "make demo       train a classifier on real digits, kill it and resume it, in its own environment"
 	@echo "make demo-torch the same digits in PyTorch, on 1, 2 and 4 ranks, in an environment without JAX and Grain"
-	@echo "make test       the tests, with every warning an error; of the slowest modules a quarter, which the commit chooses"
-	@echo "make test-all   all of them, and longer searches by hypothesis"
-	@echo "make golden     record today's streams, files and answers anew in tests/golden, after a change that is meant"
-	@echo "make check      ruff, pyright, import-linter, and the bounds of tests/shape.json"
-	@echo "make format     let ruff format and fix what it can"
-	@echo "make docs       build the documentation into site/, with every warning an error"
-	@echo "make package    sdist and wheel into dist/, checked, and tried in an environment of their own"
-	@echo "make bench      the benchmarks, against the peers that 'make peers' installs"
-	@echo "make setup      only the development environment ($(VENV))"
-	@echo "make environments  that one, and those of both demos"
-	@echo "make peers      only the peers' environment ($(PEERS_VENV))"
-	@echo "make clean      remove what the targets above have made"
+	@echo "make test       the tests, with warnings as errors; a quarter of the slowest modules, selected by the commit"
+	@echo "make test-all   all tests, with longer hypothesis searches"
+	@echo "make golden     record streams, files and outputs again in tests/golden, after an intended change"
+	@echo "make check      ruff, pyright, import-linter, the limits of tests/shape.json, and the word list"
+	@echo "make format     format the code and apply the automatic fixes of ruff"
+	@echo "make docs       build the documentation in site/, with warnings as errors"
+	@echo "make package    build sdist and wheel in dist/, check them, and test the wheel in a new environment"
+	@echo "make bench      run the benchmarks against the loaders that 'make peers' installs"
+	@echo "make setup      create only the development environment ($(VENV))"
+	@echo "make environments  create the environments of development and of both demos"
+	@echo "make peers      create only the peers' environment ($(PEERS_VENV))"
+	@echo "make clean      remove everything that the other targets created"
 
 demo: $(DEMO_VENV)/.ready
 	$(DEMO_VENV)/bin/python examples/digits/demo.py
@@ -52,7 +52,7 @@ setup: $(VENV)/.ready
 
 environments: $(VENV)/.ready $(DEMO_VENV)/.ready $(DEMO_TORCH_VENV)/.ready
 
-# Files go to processes in the order that `tests/conftest.py` gives them: the longest first.
+# Test files start in the order set by `tests/conftest.py`, the slowest first.
 PYTEST = $(VENV)/bin/python -m pytest -W error -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.ready
@@ -79,7 +79,7 @@ format: $(VENV)/.ready
 docs: $(VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 
-# What would be published: the sdist, and the wheel that is built of it, checked; and the README's program, run by the wheel alone.
+# Build the sdist and a wheel from it, check both, and run the README's program with only the wheel installed.
 package: $(VENV)/.ready
 	rm -rf $(DIST)
 	$(VENV)/bin/python -m build --no-isolation --outdir $(DIST) .
@@ -99,11 +99,11 @@ peers: $(PEERS_VENV)/.ready
 clean:
 	rm -rf .venv .venv-demo .venv-demo-torch .venv-peers .demo .demo-torch .bench site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
-# pip learnt to install dependency groups in version 25.1.
-# On a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves two gigabytes of PyTorch's.
+# Dependency groups need pip 25.1 or newer.
+# On a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids a download of 2 GB for PyTorch.
 define new_venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Python 3.11 or newer is needed; $$($(PYTHON) --version) is $(PYTHON). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	  || { echo "expected Python 3.11 or newer, got $$($(PYTHON) --version) ($(PYTHON)). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@echo "Installing into $(1) ..."
 	$(PYTHON) -m venv $(1)
 	$(1)/bin/python $(PIP_INSTALL) --upgrade 'pip>=25.1'
@@ -124,7 +124,7 @@ $(DEMO_TORCH_VENV)/.ready: pyproject.toml
 	$(DEMO_TORCH_VENV)/bin/python $(PIP_INSTALL) -e '.[torch]' --group demo-torch
 	@touch $@
 
-# Megatron-Energon asks for torchvision and more through its dependencies; it runs without them.
+# Megatron-Energon runs without some of its dependencies, such as torchvision, so it is installed without them.
 $(PEERS_VENV)/.ready: pyproject.toml
 	$(call new_venv,$(PEERS_VENV))
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --group peers

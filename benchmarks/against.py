@@ -51,7 +51,7 @@ build(cache, sys.argv[2:])
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """A revision of the library, and its data sets.
+    """A revision of the library, and its datasets.
 
     Attributes:
         repo: Its checkout.
@@ -75,7 +75,7 @@ class Side:
         subprocess.run([sys.executable, "-m", "compileall", "-q", *map(str, folders)], check=True)
 
     def build(self, names: Sequence[str]) -> None:
-        """Write missing data sets of these names with this side's library."""
+        """Write missing datasets of these names with this side's library."""
         command = [sys.executable, "-c", _BUILD, str(self.cache), *names]
         subprocess.run(command, cwd=self.programs, check=True, env=self.environment, stdout=sys.stderr)
 
@@ -92,7 +92,7 @@ def main(
     rounds: Annotated[int, typer.Option(help="Pairs of measurements per program.")] = 7,
     seconds: Annotated[float, typer.Option(help="Duration of a measurement, in seconds.")] = 2.0,
     quick: Annotated[bool, typer.Option("--quick", help="Two pairs of one second.")] = False,
-    cache: Annotated[Path, typer.Option(help="Folder for the data sets and the other revision.")] = CACHE,
+    cache: Annotated[Path, typer.Option(help="Folder for the datasets and the other revision.")] = CACHE,
 ) -> None:
     cache = cache.resolve()
     rounds, seconds = (2, 1.0) if quick else (rounds, seconds)

@@ -67,7 +67,7 @@ class Counting(Plain):
 
 @contextlib.contextmanager
 def local(folder: Path) -> Iterator[str]:
-    """Yield a data set on this machine."""
+    """Yield a dataset on this machine."""
     yield str(folder)
 
 

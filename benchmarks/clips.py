@@ -152,7 +152,7 @@ def needed_bytes(data: bytes, start_s: float) -> tuple[int, int]:
 
 @contextmanager
 def fresh(root: str) -> Generator[DecodeFileStore]:
-    """Open the data set again; for a bucket, with an empty cache."""
+    """Open the dataset again; for a bucket, with an empty cache."""
     with ExitStack() as stack:
         if "://" in root:
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))

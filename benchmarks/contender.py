@@ -65,7 +65,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """Contenders measured alternately; the first is ours. `served` names the data set that is served from a bucket."""
+    """Contenders measured alternately; the first is ours. `served` names the dataset that is served from a bucket."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""Contents of the samples of the data sets, the same bytes for the same seed, and shards of them."""
+"""Contents of the samples of the datasets, the same bytes for the same seed, and shards of them."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _member(name: str, data: bytes) -> bytes:
 def write_shard(path: Path, samples: Iterable[Sample]) -> None:
     """Write samples as one plain ustar file, in about 2 µs per member: a million members take seconds.
 
-    Supports only the features of the data sets: regular files with names of at most 100 ASCII bytes, the same owner and
+    Supports only the features of the datasets: regular files with names of at most 100 ASCII bytes, the same owner and
     time.
     """
     written = 0

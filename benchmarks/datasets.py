@@ -1,14 +1,14 @@
-"""The data sets, written once into a cache folder: `python -m benchmarks.datasets CACHE`.
+"""The datasets, written once into a cache folder: `python -m benchmarks.datasets CACHE`.
 
 CACHE/NAME/shard_000000.tar …    the shards
 CACHE/NAME/.nv-meta/             prepared by Megatron-Energon if installed, to rule out a preparation that favours
                                  this library's reader; otherwise by energon-grain
-CACHE/NAME-crude/                hard links to the same shards, prepared as a crude data set
+CACHE/NAME-crude/                hard links to the same shards, prepared as a crude dataset
 CACHE/NAME-records/              the same samples in ArrayRecord files, written by `energon-grain convert`
 CACHE/NAME.PEER/                 the same samples in a peer's own format
-CACHE/MIXTURE/leaf_000/ …        data sets with the samples of a mixture, prepared
+CACHE/MIXTURE/leaf_000/ …        datasets with the samples of a mixture, prepared
 CACHE/MIXTURE/blend.yaml         a blend of them with equal weights
-CACHE/JOIN/first/                hard links to the first data set of a join, with its index
+CACHE/JOIN/first/                hard links to the first dataset of a join, with its index
 CACHE/JOIN/second/               a second one with the keys of the first, prepared
 CACHE/JOIN/ours.yaml             the join, with the joiner for energon-grain
 CACHE/JOIN/energon.yaml          the same for Megatron-Energon
@@ -122,7 +122,7 @@ DATA_SETS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mixture:
-    """The samples of `data`, distributed over `leaves` data sets."""
+    """The samples of `data`, distributed over `leaves` datasets."""
 
     name: str
     data: DataSet
@@ -163,12 +163,12 @@ JOINS = {
 
 
 def shards(folder: Path) -> list[Path]:
-    """Return the tar files of a data set, in order."""
+    """Return the tar files of a dataset, in order."""
     return sorted(folder.glob("shard_*.tar"))
 
 
 def build(cache: Path, names: Iterable[str] = tuple(DATA_SETS)) -> None:
-    """Write the missing data sets, mixtures and joins of these names; complete ones are kept."""
+    """Write the missing datasets, mixtures and joins of these names; complete ones are kept."""
     for name in names:
         if name in MIXTURES:
             once(cache / name, f"{name}: mixture", partial(write_mixture, cache / name, MIXTURES[name]))
@@ -278,7 +278,7 @@ def write_mixture(folder: Path, mixture: Mixture) -> None:
 
 
 def write_join(folder: Path, join: TwoWayJoin) -> None:
-    """Write the second data set and the metadatasets, and prepare both; the first data set must exist."""
+    """Write the second dataset and the metadatasets, and prepare both; the first dataset must exist."""
     data, second = join.data, folder / "second"
     second.mkdir(parents=True)
     shutil.copytree(folder.parent / data.name, folder / "first", copy_function=os.link)

@@ -28,7 +28,7 @@ def throughput(
     blocks: bool = True,
     metadataset: str = "",
 ) -> dict[str, Any]:
-    """Measure the steady rate of a program over a data set, or over the file `metadataset` in a folder of data sets."""
+    """Measure the steady rate of a program over a dataset, or over the file `metadataset` in a folder of datasets."""
     module = importlib.import_module(programs)
 
     def make() -> Iterator[Any]:

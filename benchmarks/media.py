@@ -163,7 +163,7 @@ def song(number: int, path: Path) -> None:
 
 
 def made_dataset(cache: Path, kind: str) -> Path:
-    """Return the data set, made on first use: eight files of a kind, repeated under other keys."""
+    """Return the dataset, made on first use: eight files of a kind, repeated under other keys."""
     from energon_grain.prepare import prepare_dataset
     from energon_grain.testing import write_tars
 

@@ -1,4 +1,4 @@
-"""A data set in a bucket of a real S3 server on loopback, and measurements of loaders and bare clients with it.
+"""A dataset in a bucket of a real S3 server on loopback, and measurements of loaders and bare clients with it.
 
 The server is that of the tests: moto's, with persistent connections and objects in memory. It shares the machine with
 the measured program and takes 1.4 ms of a core per request, regardless of its size.
@@ -36,7 +36,7 @@ _Range = tuple[str, int, int]  # key, first byte, one past the last
 
 @contextlib.contextmanager
 def bucket_of(folder: Path) -> Iterator[None]:
-    """Serve a data set until the end of the block; processes started inside find the server in the environment."""
+    """Serve a dataset until the end of the block; processes started inside find the server in the environment."""
     before = dict(os.environ)
     with running_object_server() as server, tempfile.TemporaryDirectory() as temporary:
         config = Path(temporary) / "msc.json"
@@ -94,7 +94,7 @@ def first_pass(
     cache_mb: float | None = None,
     limit_s: float = 20.0,
 ) -> dict[str, Any]:
-    """Measure the rate of a first pass over a data set, including opening and the first batch.
+    """Measure the rate of a first pass over a dataset, including opening and the first batch.
 
     Data prefetched before the first batch would otherwise not count. It ends after `limit_s`, with the rate of the
     samples so far.
@@ -122,7 +122,7 @@ def passes(
     cache_mb: float | None = None,
     limit_s: float = 20.0,
 ) -> dict[str, Any]:
-    """Measure the rate of `count` passes over a data set after `warm` others, as in `first_pass`."""
+    """Measure the rate of `count` passes over a dataset after `warm` others, as in `first_pass`."""
     module = importlib.import_module(programs)
     server = server_here()
     with own_cache(cache_mb):

@@ -87,7 +87,7 @@ def details(result: RowResult) -> list[str]:
 
 def page(results: Sequence[RowResult], machine: Sequence[str], settings: Mapping[str, object]) -> str:
     """Return the text of RESULTS.md."""
-    lines = ["# Results", "", "Written by `make bench`; how to read it: [README.md](README.md).", ""]
+    lines = ["# Results", "", "Written by `make bench`. [README.md](README.md) explains the figures.", ""]
     lines += [f"* {line}" for line in machine]
     lines += [f"* {', '.join(f'{name} {value}' for name, value in settings.items())}", "", "## Targets", ""]
     lines += [*summary(results), "", "## Rows", ""]
@@ -113,7 +113,7 @@ _METRICS = {
     "fetched_mb": "fetched, MB",
     "times_data": "fetched / data",
     "ahead_mb": "fetched and not used, MB",
-    "us_per_sample": "µs a sample",
+    "us_per_sample": "µs per sample",
 }
 
 

@@ -15,7 +15,7 @@ from benchmarks.object_store import BUCKET
 from benchmarks.token_packing import BUFFER, LENGTHS
 
 _RATE = "samples_per_s"
-_CRUDE = "crude data set, cooker into two fields"
+_CRUDE = "crude dataset, cooker into two fields"
 _BLOCKS = "shuffled 100/100, batches of 32, one process"
 _STEPS_OF_100_160 = 3_130
 

@@ -93,7 +93,7 @@ class PackText(DefaultTaskEncoder):
 
 @edataclass
 class Pair(Sample):
-    """A row of a join: the texts of both data sets."""
+    """A row of a join: the texts of both datasets."""
 
     first: str
     second: str

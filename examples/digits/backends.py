@@ -1,4 +1,4 @@
-"""The same dataset in both backends: are their batches the same?"""
+"""Compare the batches of both backends for one dataset."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import energon_grain_torch
 
 
 def same_in_both(dataset: Path, state: Any, steps: int) -> bool:
-    """Whether the core's loader and the PyTorch loader give, step by step, equal batches from a saved place on.
+    """Return whether the core's loader and the PyTorch loader deliver equal batches, step by step, from a saved state.
 
     Args:
-        dataset: The digits.
-        state: The place, saved by either of them on any number of ranks; None: the beginning.
-        steps: How many batches are compared.
+        dataset: Path of the digits.
+        state: The state to start from, saved by either loader on any number of ranks. None starts at the beginning.
+        steps: Number of batches to compare.
     """
     ours = energon_grain.WorkerConfig(rank=0, world_size=1)
     theirs = energon_grain_torch.WorkerConfig(rank=0, world_size=1)
@@ -35,7 +35,7 @@ def same_in_both(dataset: Path, state: Any, steps: int) -> bool:
 
 
 def _equal(arrays: Any, tensors: Any) -> bool:
-    """Whether keys, restore keys, and arrays with their types are equal, bit by bit."""
+    """Return whether the keys, restore keys, array types and array contents are equal bit for bit."""
     pairs = [(arrays.image, tensors.image.numpy()), (arrays.label, tensors.label.numpy())]
     return (
         (arrays.__key__, arrays.__restore_key__) == (tensors.__key__, tensors.__restore_key__)

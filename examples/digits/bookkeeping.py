@@ -1,4 +1,4 @@
-"""What both training scripts have besides training: options and a progress bar."""
+"""Options and progress bar of both training scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def parse_options(description: str | None) -> argparse.Namespace:
-    """The options of a training script."""
+    """Parse the options of a training script."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--notes", type=Path, required=True)
@@ -21,11 +21,11 @@ def parse_options(description: str | None) -> argparse.Namespace:
 
 
 class TrainingProgress(Progress):
-    """A bar of the steps, with the loss now and then.
+    """A progress bar over the steps that shows the loss.
 
     Args:
-        first_step: Steps that were done before.
-        steps: Steps in all.
+        first_step: Steps completed before this run.
+        steps: Total number of steps.
         disable: Show nothing.
     """
 
@@ -35,6 +35,6 @@ class TrainingProgress(Progress):
         self._task = self.add_task("training", total=steps, completed=first_step, loss="-")
 
     def show(self, step: int, loss) -> None:
-        """Show every 25th step; `loss` is asked for its value only then."""
+        """Show every 25th step. The value of `loss` is read only for these steps."""
         if step % 25 == 0:
             self.update(self._task, completed=step, loss=f"{float(loss):.3f}")

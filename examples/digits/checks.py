@@ -1,4 +1,4 @@
-"""What has to hold of the demo's runs."""
+"""The checks on the runs of the demo."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 @dataclass
 class Notes:
-    """What one run of a training script wrote down."""
+    """The notes written by one run of a training script."""
 
     batches: dict[int, set[str]] = field(default_factory=dict)
-    """Step to what was in its batch, on all ranks: keys with hashes of their arrays."""
+    """Maps each step to its batch on all ranks: the sample keys, each with a hash of its arrays."""
     result: dict[str, Any] = field(default_factory=dict)
-    """Accuracy and a hash of the parameters; empty if the run did not come to its end."""
+    """Accuracy and a hash of the parameters. Empty if the run did not finish."""
 
     @classmethod
     def read(cls, *paths: Path) -> Notes:
-        """Read what the ranks of a run noted, as one; a killed run has a part of them."""
+        """Read and merge the notes of all ranks of a run. The notes of a killed run are incomplete."""
         notes = cls()
         for line in (line for path in paths for line in path.read_text().splitlines()):
             entry = json.loads(line)
@@ -31,21 +31,21 @@ class Notes:
 
 
 class Checks:
-    """Collects (what holds, whether it does)."""
+    """Collects pairs of a description and its outcome."""
 
     def __init__(self) -> None:
         self.results: list[tuple[str, bool]] = []
 
     def expect(self, what: str, holds: bool) -> None:
-        """Note a check."""
+        """Record a check."""
         self.results.append((what, bool(holds)))
 
     @property
     def passed(self) -> bool:
-        """Whether all hold, and there are any."""
+        """Whether at least one check was recorded and all of them hold."""
         return bool(self.results) and all(holds for _, holds in self.results)
 
     def same_batches(self, what: str, left: Notes, right: Notes, steps: range) -> None:
-        """Both runs had, at each of `steps`, batches with equal keys and equal arrays."""
+        """Check that both runs had batches with equal keys and equal arrays at each of `steps`."""
         same = all(step in left.batches and left.batches[step] == right.batches.get(step) for step in steps)
         self.expect(f"{what}: {len(steps)} batches, equal keys and equal arrays", same and len(steps) > 0)

@@ -12,7 +12,7 @@ Parameters = dict[str, jax.Array]
 
 
 def init_model(seed: int) -> dict[str, Parameters]:
-    """Parameters and momenta: the whole training state."""
+    """Return the whole training state: parameters and momenta."""
     keys = jax.random.split(jax.random.key(seed), 3)
 
     def he_normal(key: jax.Array, *shape: int) -> jax.Array:
@@ -31,7 +31,7 @@ def init_model(seed: int) -> dict[str, Parameters]:
 
 
 def logits(parameters: Parameters, images: jax.Array) -> jax.Array:
-    """Scores of the ten digits for images (n, 8, 8) in 0..1."""
+    """Return the scores of the ten digits for images (n, 8, 8) with values in 0..1."""
     convolve = partial(jax.lax.conv_general_dilated, padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     x = images[..., None] - 0.3
     x = jax.nn.relu(convolve(x, parameters["conv1"], (1, 1)) + parameters["bias1"])
@@ -43,7 +43,7 @@ def logits(parameters: Parameters, images: jax.Array) -> jax.Array:
 def train_step(
     model: dict[str, Parameters], batch: Any, learning_rate: float
 ) -> tuple[dict[str, Parameters], jax.Array]:
-    """One step of gradient descent with momentum. `batch` goes in as the loader yields it: it is a pytree."""
+    """Run one step of gradient descent with momentum. `batch` is the batch of the loader, which is a pytree."""
 
     def loss(parameters: Parameters) -> jax.Array:
         scores = jax.nn.log_softmax(logits(parameters, batch.image))
@@ -57,5 +57,5 @@ def train_step(
 
 @jax.jit
 def count_correct(parameters: Parameters, images: jax.Array, labels: jax.Array) -> jax.Array:
-    """How many images get the right label."""
+    """Count the images that are classified correctly."""
     return (logits(parameters, images).argmax(axis=1) == labels).sum()

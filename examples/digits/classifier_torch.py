@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Classifier(nn.Module):
-    """Scores of the ten digits for images (n, 8, 8) in 0..1."""
+    """Computes the scores of the ten digits for images (n, 8, 8) with values in 0..1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,5 +21,5 @@ class Classifier(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores (n, 10)."""
+        """Return the scores, with shape (n, 10)."""
         return self.layers(images[:, None] - 0.3)

@@ -1,4 +1,4 @@
-"""The whole story in one go: tars, prepare, train, kill, resume, on one host and on several. `make demo` runs this."""
+"""The whole demo: write tars, prepare, train, kill, resume on one host and on several. `make demo` runs this script."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SCRIPT = "train.py"
 
 
 def restore_newest(checkpoints: Path, loader: Any) -> None:
-    """Set a loader to the place of the newest checkpoint."""
+    """Restore a loader from the newest checkpoint."""
     with ocp.CheckpointManager(checkpoints.resolve()) as manager:
         manager.restore(manager.latest_step(), args=ocp.args.Composite(loader=EnergonCheckpointRestore(loader)))
 
 
 def main() -> None:
-    """Tell the story; exit with 1 if a check fails."""
+    """Run the demo. Exit with status 1 if a check fails."""
     root = Path(".demo")
     shutil.rmtree(root, ignore_errors=True)
     digits, photographs = root / "digits", root / "photographs"
@@ -44,7 +44,7 @@ def main() -> None:
 
     with chapter("Train without interruption"):
         whole = train(SCRIPT, digits, root / "uninterrupted", "whole")
-    with chapter(f"Train, save at step {SAVE_AT}, be killed at step {DIE_AT}"):
+    with chapter(f"Train, save at step {SAVE_AT}, get killed at step {DIE_AT}"):
         killed = train(SCRIPT, digits, root / "killed", "killed", "--save-at", SAVE_AT, "--die-at", DIE_AT)
     with chapter("Resume in a new process"):
         resumed = train(SCRIPT, digits, root / "killed", "resumed")
@@ -57,14 +57,14 @@ def main() -> None:
     epoch, place = divmod(SAVE_AT * BATCH_SIZE, len(EnergonDataSource(digits, split_part="train")))
     facts["checkpoint"] = f"step {SAVE_AT}: {place:,} samples into epoch {epoch + 1}"
     facts["held-out accuracy"] = f"{resumed.result['accuracy']:.2%} (uninterrupted: {whole.result['accuracy']:.2%})"
-    facts["photographs read"] = f"{reading.rate:,.0f} decoded tiles a second"
-    checks.expect("the checkpoint lies inside an epoch", place > 0)
+    facts["photographs read"] = f"{reading.rate:,.0f} decoded tiles per second"
+    checks.expect("checkpoint in the middle of an epoch", place > 0)
     checks.same_batches("until the kill", whole, killed, range(1, DIE_AT + 1))
     checks.same_batches("resumed", whole, resumed, range(SAVE_AT + 1, STEPS + 1))
-    checks.expect("parameters equal bit by bit", whole.result["parameters"] == resumed.result["parameters"])
+    checks.expect("parameters equal bit for bit", whole.result["parameters"] == resumed.result["parameters"])
     checks.expect("resumed on 2 hosts: 50 global batches, equal samples", same[1] == same[2])
     checks.expect("resumed on 4 hosts: 50 global batches, equal samples", same[1] == same[4])
-    checks.expect("one pass over the photographs: every tile once", reading.every_tile_once)
+    checks.expect("one pass over the photographs: every tile read once", reading.every_tile_once)
     checks.expect(
         f"held-out accuracy at least {REQUIRED_ACCURACY:.0%}", resumed.result["accuracy"] >= REQUIRED_ACCURACY
     )

@@ -1,4 +1,4 @@
-"""The digits in PyTorch: train, lose a rank, resume on more ranks, read on without it. `make demo-torch` runs this."""
+"""The demo in PyTorch: train, lose a rank, resume on more ranks, read with the core. `make demo-torch` runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCRIPT = "train_torch.py"
 
 
 def main() -> None:
-    """Tell the story; exit with 1 if a check fails."""
+    """Run the demo. Exit with status 1 if a check fails."""
     root = Path(".demo-torch")
     shutil.rmtree(root, ignore_errors=True)
     digits = root / "digits"
@@ -32,14 +32,14 @@ def main() -> None:
         killed = train(SCRIPT, digits, root / "killed", "killed", "--save-at", SAVE_AT, "--die-at", DIE_AT, ranks=2)
     with chapter("Resume on 4 ranks"):
         resumed = train(SCRIPT, digits, root / "killed", "resumed", ranks=4)
-    with chapter("Read the same with the core alone"):
+    with chapter("Read the same batches with the core alone"):
         saved = torch.load(root / "killed" / "checkpoints" / "checkpoint.pt")["loader"]
         facts["state of the loader"] = f"step {SAVE_AT}, {SAVE_AT * BATCH_SIZE:,} samples: {len(str(saved))} characters"
         core = resumed_on_hosts(digits, lambda loader: loader.restore_state_global(saved), hosts=2, steps=50)
-        checks.expect("100 batches in both backends: equal bit by bit", same_in_both(digits, None, steps=100))
-        checks.expect("100 more from the 2 ranks' state on: equal bit by bit", same_in_both(digits, saved, steps=100))
+        checks.expect("100 batches in both backends: equal bit for bit", same_in_both(digits, None, steps=100))
+        checks.expect("100 from the state of 2 ranks: equal bit for bit", same_in_both(digits, saved, steps=100))
     then = range(SAVE_AT + 1, SAVE_AT + 51)
-    checks.expect("50 from there on two of its hosts: equal samples", core == [whole.batches[step] for step in then])
+    checks.expect("50 from it on 2 hosts of the core: equal samples", core == [whole.batches[step] for step in then])
     checks.same_batches("2 ranks until the kill", whole, killed, range(1, DIE_AT + 1))
     checks.same_batches("resumed on 4 ranks", whole, resumed, range(SAVE_AT + 1, STEPS + 1))
     facts["held-out accuracy"] = f"{resumed.result['accuracy']:.2%} (uninterrupted: {whole.result['accuracy']:.2%})"

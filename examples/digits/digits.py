@@ -1,4 +1,4 @@
-"""The digits as training data: what both training scripts read, and what is drawn at random of each image."""
+"""The training dataset of both training scripts, with its random augmentation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GlobalBatch = set[str]
 
 
 class DigitEncoder(DefaultTaskEncoder):
-    """Grey images in 0..1 as (8, 8) float32 and labels as int32; digits vary a little in training."""
+    """Grey images in 0..1 as (8, 8) float32 and labels as int32. Training images are augmented."""
 
     decoder = SampleDecoder(image_decode="l")
 
@@ -32,7 +32,7 @@ class DigitEncoder(DefaultTaskEncoder):
         self.augment = augment
 
     def encode_sample(self, sample: ImageClassificationSample) -> ImageClassificationSample:
-        """Called for every sample. `self.rng` is the sample's own generator: replayed samples vary in the same way."""
+        """Encode one sample. `self.rng` belongs to the sample, so a replayed sample is augmented in the same way."""
         sample.label = np.asarray(sample.label, np.int32)
         if self.augment:
             sample.image = vary(sample.image, self.rng)
@@ -52,7 +52,7 @@ def vary(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def train_dataset(path: Path, encoder: TaskEncoder, worker_config: WorkerConfig):
-    """The training stream: the same samples in the same batches on any number of hosts, in JAX and in PyTorch."""
+    """Return the training dataset: the same global batches on any number of hosts, in JAX and in PyTorch."""
     return get_train_dataset(
         path,
         worker_config=worker_config,
@@ -65,7 +65,7 @@ def train_dataset(path: Path, encoder: TaskEncoder, worker_config: WorkerConfig)
 
 
 def digest(arrays) -> str:
-    """A hash of arrays or tensors, bit by bit."""
+    """Return a hash of the bytes of arrays or tensors."""
     hashed = hashlib.sha256()
     for array in arrays:
         hashed.update(np.ascontiguousarray(array).tobytes())
@@ -73,6 +73,6 @@ def digest(arrays) -> str:
 
 
 def sample_digests(batch) -> GlobalBatch:
-    """What is in a batch, images as they were augmented, so that the random numbers count too."""
+    """Return each sample's key with a hash of its augmented image and label, so random numbers are compared too."""
     samples = zip(batch.__key__, batch.image, batch.label, strict=True)
     return {f"{key} {digest([image, label])}" for key, image, label in samples}

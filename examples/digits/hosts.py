@@ -1,4 +1,4 @@
-"""Continue a saved run on any number of hosts, without training: what would every global batch hold?"""
+"""Continue a saved run on any number of hosts without training, to compare the global batches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from energon_grain import WorkerConfig, get_savable_loader
 
 
 def resumed_on_hosts(dataset: Path, restore: Callable[[Any], None], hosts: int, steps: int) -> list[GlobalBatch]:
-    """The global batches of the next `steps` steps, put together from the batches of `hosts` loaders of the core.
+    """Return the global batches of the next `steps` steps, merged from the batches of `hosts` loaders of the core.
 
-    Each host is a loader of its own with its own rank, which `restore` sets to the saved place; in earnest each would
-    live in a process of its own.
+    Each host is a separate loader with its own rank, which `restore` sets to the saved state. In a real run each host
+    is a separate process.
     """
     batches: list[GlobalBatch] = [set() for _ in range(steps)]
     for rank in range(hosts):

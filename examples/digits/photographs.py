@@ -1,4 +1,4 @@
-"""Read JPEGs with captions, decoded, as a captioning task would."""
+"""Read decoded JPEGs with captions, as a captioning task does."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class CaptionEncoder(DefaultTaskEncoder):
 
 @dataclass
 class Reading:
-    """What came of it."""
+    """The result of one pass."""
 
     every_tile_once: bool
-    rate: float  # tiles per second, from the first batch on
+    rate: float  # tiles per second over the whole pass
 
 
 def read_photographs(path: Path, expected: int) -> Reading:
-    """One shuffled pass over the tiles, of which there should be `expected`."""
+    """Read all tiles once in shuffled order. `expected` is the number of tiles."""
     dataset = get_train_dataset(
         path,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=2),

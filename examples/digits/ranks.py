@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 
 def run_ranks(commands: Sequence[Sequence[object]]) -> int:
-    """Run one command for each rank until all have ended; if one fails, the others are killed.
+    """Run one command per rank and wait for all of them. If one fails, the others are killed.
 
     Returns:
-        The exit status of the first that failed (-9: killed), or 0.
+        The exit status of the first command that failed (-9 if it was killed), or 0.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     world = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    # When a rank is lost, the others say so at length before they are killed: only the first one's words are shown.
+    # When a rank is lost, all others print long errors before they are killed. Only the errors of rank 0 are shown.
     ranks = [
         subprocess.Popen(
             [str(word) for word in command],

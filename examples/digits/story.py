@@ -1,4 +1,4 @@
-"""How the demos tell their story: chapters with their time, commands as typed, and a summary of what was checked."""
+"""Output of the demos: timed chapters, the commands that run, and a summary of the checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _seconds: dict[str, float] = {}
 
 @contextmanager
 def chapter(title: str) -> Iterator[None]:
-    """Announce a part of the story and take its time."""
+    """Print the title of a chapter and measure its duration."""
     console.rule(f"[bold]{title}", align="left")
     start = time.perf_counter()
     yield
@@ -34,33 +34,33 @@ def chapter(title: str) -> Iterator[None]:
 
 
 def prepare(path: Path, *options: str) -> None:
-    """`energon-grain prepare`, as typed into a shell."""
+    """Print and run `energon-grain prepare`."""
     command = [Path(sys.executable).with_name("energon-grain"), "prepare", path, "--non-interactive", *options]
     console.print("$ energon-grain", *(str(word) for word in command[1:]), style="dim", highlight=False, soft_wrap=True)
     subprocess.run(command, check=True)
 
 
 def prepare_digits(path: Path) -> None:
-    """Index the tars of digits; four fifths of the shards are for training."""
+    """Prepare the tars of digits, with four fifths of the shards for training."""
     options = ("--sample-type", "ImageClassificationSample", "--field-map", '{"image": "png", "label": "cls"}')
     prepare(path, "--split-ratio", "train=8,val=2", "--shuffle-tars", *options)
 
 
 def train(script: str, dataset: Path, run: Path, name: str, *options: object, ranks: int = 1) -> Notes:
-    """Run a training script in a process for each rank; with --die-at they must not survive."""
+    """Run a training script in one process per rank. With `--die-at` the run must be killed."""
     run.mkdir(parents=True, exist_ok=True)
     notes = [run / f"{name}-{rank}.jsonl" for rank in range(ranks)]
     common = (sys.executable, HERE / script, dataset, "--steps", STEPS, "--checkpoints", run / "checkpoints", *options)
     status = run_ranks([(*common, "--notes", path) for path in notes])
     expected = -signal.SIGKILL if "--die-at" in options else 0
     if status != expected:
-        console.print(f"[red]{script} ended with status {status}; expected was {expected}")
+        console.print(f"[red]{script} exited with status {status}, expected {expected}")
         sys.exit(1)
     return Notes.read(*notes)
 
 
 def conclude(title: str, checks: Checks, facts: dict[str, str]) -> NoReturn:
-    """Print what was done, what was checked, and how long it took; exit with 1 if a check failed."""
+    """Print the facts, the checks and the durations. Exit with status 1 if a check failed."""
     table = Table(title=title, show_header=False, title_style="bold")
     for name, fact in facts.items():
         table.add_row(name, fact)

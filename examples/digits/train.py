@@ -2,8 +2,8 @@
 
     python train.py DATASET --notes notes.jsonl --checkpoints DIR [--save-at STEP] [--die-at STEP]
 
-Starts from the newest checkpoint in DIR, if there is one. `--notes` records what was in every batch, for the demo to
-compare.
+Training starts from the newest checkpoint in DIR, if one exists. `--notes` records the contents of every batch for the
+comparisons of the demo.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from energon_grain.loader import EnergonCheckpointRestore, EnergonCheckpointSave
 
 
 def accuracy(parameters, path: Path) -> float:
-    """Share of right answers on the held-out split part."""
+    """Return the share of correct predictions on the held-out split part."""
     right = total = 0
     for batch in get_val_dataset(path, batch_size=64, task_encoder=DigitEncoder(augment=False)):
         right += int(count_correct(parameters, batch.image, batch.label))
@@ -33,7 +33,7 @@ def accuracy(parameters, path: Path) -> float:
 
 
 def main() -> None:
-    """Train, note, save, and perhaps die."""
+    """Train, record every batch, save a checkpoint, and kill the process at `--die-at`."""
     args = parse_options(__doc__)
     model = init_model(seed=0)
     loader = get_savable_loader(
@@ -50,7 +50,7 @@ def main() -> None:
             batch = next(loader)
             learning_rate = 0.06 * (1 - step / args.steps)
             model, loss = train_step(model, batch, learning_rate)
-            seen = f"{batch.__key__} {digest([batch.image, batch.label])}"  # in their order
+            seen = f"{batch.__key__} {digest([batch.image, batch.label])}"  # in order
             print(json.dumps({"step": step, "batch": [seen]}), file=notes)
             progress.show(step, loss)
             if step == args.save_at:

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 train_torch.py DATASET --notes NOTES --checkpoints DIR [--save-at STEP] [--die-at STEP]
 
-Starts from the checkpoint in DIR, if there is one, whatever the number of ranks that saved it. `--notes` records what
-was in every batch of a rank, for the demo to compare.
+Training starts from the checkpoint in DIR, if one exists. Any number of ranks may have saved it. `--notes` records the
+contents of every batch of a rank for the comparisons of the demo.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from energon_grain_torch import (
 
 
 class TensorDigitEncoder(DefaultTaskEncoder):
-    """Grey images in 0..1 as (8, 8) float32 tensors and labels as int32; digits vary a little in training."""
+    """Grey images in 0..1 as (8, 8) float32 tensors and labels as int32. Training images are augmented."""
 
     decoder = SampleDecoder(image_decode="torchl")
 
@@ -41,7 +41,7 @@ class TensorDigitEncoder(DefaultTaskEncoder):
         self.augment = augment
 
     def encode_sample(self, sample: ImageClassificationSample) -> ImageClassificationSample:
-        """Called for every sample. `self.rng` is the sample's own generator: replayed samples vary in the same way."""
+        """Encode one sample. `self.rng` belongs to the sample, so a replayed sample is augmented in the same way."""
         sample.label = torch.tensor(sample.label, dtype=torch.int32)
         sample.image = sample.image.squeeze(0)
         if self.augment:
@@ -51,7 +51,7 @@ class TensorDigitEncoder(DefaultTaskEncoder):
 
 @torch.no_grad()
 def accuracy(model: nn.Module, path: Path) -> float:
-    """Share of right answers on the held-out split part, all of which this rank reads."""
+    """Return the share of correct predictions on the held-out split part. This rank reads all of it."""
     alone = WorkerConfig(rank=0, world_size=1)
     right = total = 0
     for batch in get_val_dataset(
@@ -63,7 +63,7 @@ def accuracy(model: nn.Module, path: Path) -> float:
 
 
 def main() -> None:
-    """Train, note, save, and perhaps die."""
+    """Train, record every batch, save a checkpoint, and kill rank 0 at `--die-at`."""
     args = parse_options(__doc__)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -95,13 +95,13 @@ def main() -> None:
             print(json.dumps({"step": step, "batch": list(sample_digests(batch))}), file=notes, flush=True)
             progress.show(step, loss.detach())
             if step == args.save_at:
-                state = loader.save_state_global()  # of all ranks, on rank 0
+                state = loader.save_state_global()  # the state of all ranks, returned on rank 0
                 if rank == 0:
                     args.checkpoints.mkdir(parents=True)
                     states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": state}
                     torch.save({"step": step, **states}, checkpoint)
             if step == args.die_at:
-                dist.barrier()  # the demo compares what each rank has noted
+                dist.barrier()  # the demo compares the notes of all ranks up to this step
                 if rank == 0:
                     progress.stop()
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Write two real datasets as plain tar files: scanned digits as PNG + class label, photographs as JPEG + caption.
 
-Nothing here knows energon-grain: any tool that writes `key.part` members next to each other makes a WebDataset.
+This file does not use energon-grain. Any tool that writes adjacent `key.part` members creates a WebDataset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 
 Part = tuple[str, bytes]  # ("png", b"...")
 
-# The photographs that lie in the scikit-image wheel itself; its other pictures would be downloaded.
+# These photographs are part of the scikit-image wheel. Its other images are downloaded on first use.
 PHOTOGRAPHS = {
     "astronaut.png": "an astronaut in an orange space suit",
     "brick.png": "a brick wall",
@@ -38,7 +38,7 @@ TILE = 128  # pixels
 
 
 def write_digits(root: Path, *, samples_per_shard: int = 90) -> int:
-    """Write all 1,797 scans (8 x 8 pixels, 17 grey levels) under `root`; returns their number."""
+    """Write all 1,797 scans (8 x 8 pixels, 17 grey levels) under `root` and return their number."""
     digits = load_digits()
     images = (digits.images * 15).astype(np.uint8)
     labelled = zip(images, digits.target, strict=True)
@@ -47,7 +47,7 @@ def write_digits(root: Path, *, samples_per_shard: int = 90) -> int:
 
 
 def write_photographs(root: Path, *, samples_per_shard: int = 64) -> int:
-    """Write the photographs, cut into tiles of 128 x 128 pixels, under `root`; returns the number of tiles."""
+    """Write the photographs, cut into tiles of 128 x 128 pixels, under `root` and return their number."""
     folder = Path(skimage.__file__).parent / "data"
     samples = (
         [("jpg", encode(tile, "JPEG")), ("txt", f"{caption}, row {row}, column {column}".encode())]
@@ -58,7 +58,7 @@ def write_photographs(root: Path, *, samples_per_shard: int = 64) -> int:
 
 
 def tiles(photograph: npt.NDArray[np.uint8]) -> Iterable[tuple[int, int, npt.NDArray[np.uint8]]]:
-    """Cut (height, width, 3) into whole tiles: (row, column, (TILE, TILE, 3))."""
+    """Cut an image (height, width, 3) into whole tiles. Yields the row, the column and the tile (TILE, TILE, 3)."""
     rows, columns = photograph.shape[0] // TILE, photograph.shape[1] // TILE
     for row in range(rows):
         for column in range(columns):
@@ -73,7 +73,7 @@ def encode(pixels: npt.NDArray[np.uint8], image_format: str) -> bytes:
 
 
 def write_shards(root: Path, samples: Iterable[list[Part]], samples_per_shard: int) -> int:
-    """Write samples as `shard-000.tar`, `shard-001.tar`, … with running keys; returns how many there were."""
+    """Write samples as `shard-000.tar`, `shard-001.tar`, … with consecutive keys and return their number."""
     root.mkdir(parents=True, exist_ok=True)
     number, tar = 0, None
     for number, parts in enumerate(samples):

@@ -1,6 +1,6 @@
-"""Train a classifier of texts on the Hub: `python train.py hf://datasets/OWNER/NAME/train.jsonl CHECKPOINT [STEPS]`.
+"""Train a text classifier on the Hub: `python train.py hf://datasets/OWNER/NAME/train.jsonl CHECKPOINT [STEPS]`.
 
-Lines (or rows) have a `text` and a `label`. Kill it and start it again: it goes on where it was.
+Each line (or row) has a `text` and a `label`. After an interruption, start the program again to resume.
 """
 
 import sys
@@ -26,7 +26,7 @@ def cook(sample):
 
 
 class Encoder(DefaultTaskEncoder):
-    """Makes samples of lines."""
+    """Makes a sample from each line."""
 
     cookers = (Cooker(cook),)
 

@@ -4,7 +4,7 @@
         source=config_for_function(energon_source).set(path="/data/images", global_batch_size=256, task_encoder=Encoder)
     )
 
-Its checkpoints take the iterator's state as any of Grain's: of the same number of feeds.
+Checkpoints store the state like that of any Grain iterator. A restore needs the same number of feeds.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from energon_grain.loader import BatchIterDataset
 def energon_source(
     *, path: str, global_batch_size: int, task_encoder: Callable[[], TaskEncoder], num_workers: int = 2, seed: int = 0
 ) -> Callable[[Any], grain.IterDataset[Any]]:
-    """A function that makes the dataset of one feed.
+    """Return a function that makes the dataset of one feed.
 
     Args:
         path: Prepared dataset or metadataset.
-        global_batch_size: Samples of all feeds together.
-        task_encoder: Class (or function) that makes the encoder: axlearn's configurations hold no objects. Batches are
-            to be dictionaries of arrays: axlearn looks for arrays alone.
-        num_workers: Threads of each feed.
-        seed: Of the order.
+        global_batch_size: Number of samples in a step, summed over all feeds.
+        task_encoder: Class (or function) that makes the encoder: axlearn's configurations hold no objects. Batches
+            must be dictionaries of arrays: axlearn handles only arrays.
+        num_workers: Number of threads in each feed.
+        seed: Seed of the order.
     """
 
     def build(dispatch_config: Any) -> grain.IterDataset[Any]:
         (feed,), (feeds,) = dispatch_config.shard_index, dispatch_config.num_shards
         if global_batch_size % feeds:
-            raise ValueError(f"{global_batch_size=} should be divisible by the {feeds} feeds")
+            raise ValueError(f"expected a global_batch_size divisible by the {feeds} feeds, got {global_batch_size}")
         dataset = get_train_dataset(
             path,
             worker_config=WorkerConfig(rank=feed, world_size=feeds, num_workers=num_workers),

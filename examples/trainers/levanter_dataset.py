@@ -1,6 +1,6 @@
-"""Levanter: an `AsyncDataset` of our samples.
+"""Levanter: an `AsyncDataset` over our samples.
 
-Levanter shuffles, mixes and counts; its checkpoint holds the step alone.
+Levanter shuffles, mixes and counts the samples. Its checkpoint holds only the step.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from energon_grain.loader import EnergonDataSource
 
 
 class EnergonAsyncDataset(AsyncDataset[Any]):
-    """The decoded samples of a prepared dataset, by index; a batch is one read.
+    """The decoded samples of a prepared dataset, by index. Each batch is one read.
 
     Args:
-        path: The dataset.
-        encode: Makes the item of a sample, for example a `LmExample`.
-        **options: As in `EnergonDataSource`.
+        path: Prepared dataset.
+        encode: Makes an item from a sample, for example an `LmExample`.
+        **options: Options of `EnergonDataSource`.
     """
 
     def __init__(self, path: str, encode: Callable[[Any], Any] = lambda sample: sample, **options: Any) -> None:
@@ -34,7 +34,7 @@ class EnergonAsyncDataset(AsyncDataset[Any]):
     def is_finite(self) -> bool:
         return True
 
-    # The newest Levanter, in Marin's repository, calls neither of the following two.
+    # The newest Levanter (in Marin's repository) does not call the next two methods.
     async def final_length_is_known(self) -> bool:
         return True
 
@@ -42,10 +42,10 @@ class EnergonAsyncDataset(AsyncDataset[Any]):
         return len(self._samples)
 
     async def get_batch(self, indices: Sequence[int]) -> Sequence[Any]:
-        """The samples, in this order.
+        """Return the samples in the order of `indices`.
 
         Raises:
-            ValueError: One of them does not decode: Levanter has no place for it to be missing.
+            ValueError: A sample does not decode. Levanter does not support missing samples.
         """
         samples = await asyncio.to_thread(self._samples.__getitems__, indices)
         broken = [index for index, sample in zip(indices, samples, strict=True) if sample is None]

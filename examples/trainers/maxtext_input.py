@@ -1,13 +1,13 @@
-"""MaxText: `create_data_iterator` with our loader, and its state in MaxText's checkpoints.
+"""MaxText: a `create_data_iterator` that uses our loader and stores its state in MaxText's checkpoints.
 
-In a program of one's own, before MaxText's `train`:
+In your program, before MaxText's `train`:
 
     from maxtext.input_pipeline import input_pipeline_interface
     input_pipeline_interface.create_data_iterator = functools.partial(create_data_iterator, path="/data/texts")
 
-MaxText's checkpoints (`GrainCheckpointable_v1`) keep one file for all hosts of what is an `ElasticIterator`, and refuse
-another number of hosts of anything else. The state of our loader is such a one, so that is what it says it is. They
-keep it if the configuration says `dataset_type: grain`.
+MaxText's checkpoints (`GrainCheckpointable_v1`) store one file for all hosts if the iterator is an `ElasticIterator`.
+They restore any other iterator only on the same number of hosts. The state of our loader is valid for any number of
+hosts, so `LoaderState` subclasses `ElasticIterator`. MaxText saves it only with `dataset_type: grain`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from energon_grain.loader import to_device
 
 
 class Tokens(DefaultTaskEncoder):
-    """Samples with a text as MaxText's batches: inputs, targets, and their positions and segments.
+    """Makes MaxText's batches from samples with a text: inputs, targets, and their positions and segments.
 
     Args:
         length: `config.max_target_length`.
-        tokenize: A text's tokens, 1 or more each; 0 is padding.
+        tokenize: Returns the tokens of a text. Each token is at least 1; 0 is padding.
     """
 
     thread_safe = True
@@ -49,13 +49,13 @@ class Tokens(DefaultTaskEncoder):
 
 
 class LoaderState(grain.experimental.ElasticIterator):
-    """The state of a loader for all hosts, where MaxText looks for that of an elastic iterator.
+    """The state of a loader for all hosts, in the form of Grain's elastic iterator, which MaxText expects.
 
-    It is asked for its state by every process at the same step, so hosts whose lanes hold samples tell each other.
+    MaxText requests the state in every process at the same step, so hosts whose lanes hold samples exchange them.
     """
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader  # and nothing of what Grain's would build
+        self._loader = loader  # without the base class's __init__, which builds a Grain iterator
 
     def get_state(self) -> dict[str, Any]:
         states = self._loader.save_state_global(jax.process_index())
@@ -67,7 +67,7 @@ class LoaderState(grain.experimental.ElasticIterator):
 
 
 class DataIterator:
-    """The iterator that MaxText takes batches from: global arrays, sharded over the mesh."""
+    """The iterator of MaxText's batches, which are global arrays sharded over the mesh."""
 
     def __init__(self, loader: Any, mesh: jax.sharding.Mesh) -> None:
         sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(mesh.axis_names))
@@ -84,14 +84,14 @@ class DataIterator:
         return next(self._batches)
 
     def reset(self) -> None:
-        """Begin again: MaxText asks for it before each evaluation, which it may leave in the middle of a pass."""
+        """Start again. MaxText calls this before each evaluation, as an evaluation may stop in the middle of a pass."""
         self._loader.restore_state_rank(self._begin)
 
 
 def create_data_iterator(
     config: Any, mesh: jax.sharding.Mesh, *, path: str, tokenize: Any, eval_part: str = "val"
 ) -> tuple[DataIterator, DataIterator | None]:
-    """The iterators for training and evaluation, as MaxText's function of this name returns them."""
+    """Return the iterators for training and evaluation, as MaxText's function of this name does."""
     worker_config = WorkerConfig(rank=jax.process_index(), world_size=jax.process_count(), num_workers=2)
     encoder = Tokens(config.max_target_length, tokenize)
     train = get_train_dataset(

@@ -4,13 +4,13 @@ In a training recipe, in place of `GrainDataLoader.Config(...)`:
 
     dataloader=EnergonDataLoader.Config(path="/data/texts", task_encoder="my_project.data:Encoder")
 
-torchtitan expects batches `({"input": tokens, "positions": …}, labels)`, flat tensors with the number of tokens that it
-requests (in release 0.3, a row for each sequence). Every entry except "input" is an argument of the model, so the
-dictionary has no other entries. `Tokens` is an encoder that makes such batches from texts.
+torchtitan expects batches `({"input": tokens, "positions": …}, labels)`: flat tensors of the requested number of
+tokens (in release 0.3, one row per sequence). Every entry except "input" is passed to the model as an argument, so
+the dictionary has no other entries. The encoder `Tokens` makes such batches from texts.
 
-torchtitan saves it with the model, by distributed checkpoints, and restores it on any data-parallel degree. Where
-torchtitan's processors, packing and mixing are wanted above our data instead, `EnergonSource.Config(path=…)` is the
-`source` of a `SingleDatasetConfig`; order and state are Grain's then, and of one data-parallel degree.
+torchtitan saves the loader with the model in its distributed checkpoints, and restores it on any data-parallel degree.
+To use torchtitan's processors, packing and mixing on our data instead, pass `EnergonSource.Config(path=…)` as the
+`source` of a `SingleDatasetConfig`. Order and state are then Grain's, and the data-parallel degree is fixed.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from energon_grain.loader import EnergonDataSource
 from energon_grain_torch import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 
 IGNORED = -100
-"""The label of what is no text, as torchtitan has it."""
+"""torchtitan's label of padding."""
 
 
 class Tokens(DefaultTaskEncoder):
-    """Samples with a text as torchtitan's batches, a sequence for each text.
+    """Makes torchtitan's batches from samples with a text, one sequence per text.
 
     Args:
-        tokenizer: torchtitan's.
-        length: Tokens of a sequence; longer texts are cut.
+        tokenizer: Tokenizer of torchtitan.
+        length: Number of tokens in a sequence. Longer texts are truncated.
     """
 
     thread_safe = True
@@ -71,27 +71,27 @@ class Tokens(DefaultTaskEncoder):
 
 
 class EnergonDataLoader(BaseDataLoader):
-    """Batches of this rank, as the task encoder's `encode_batch` makes them.
+    """Delivers the batches of this rank, as returned by the task encoder's `encode_batch`.
 
     Args:
         config: See `Config`.
-        dp_world_size: Ranks that read different data.
-        dp_rank: This one among them.
-        tokenizer: Handed to the task encoder, and so is the length of a sequence.
-        **sizes: Of this rank's batch: `max_context_length` and `num_tokens_per_batch`; in 0.3 `seq_len` and
-            `local_batch_size`.
+        dp_world_size: Number of ranks that read different data.
+        dp_rank: Index of this rank among them.
+        tokenizer: Passed to the task encoder, together with the length of a sequence.
+        **sizes: Sizes of this rank's batch: `max_context_length` and `num_tokens_per_batch`, or `seq_len` and
+            `local_batch_size` in release 0.3.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        """The settings of a recipe.
+        """The settings in a training recipe.
 
         Attributes:
             path: Prepared dataset or metadataset.
-            task_encoder: `module:Class`, made with (tokenizer, tokens of a sequence); default: `Tokens`.
-            packing_buffer_size: Samples that packs of a sequence's length are chosen from; None: no packing.
-            num_workers: Of each rank.
-            seed: Of the order.
+            task_encoder: `module:Class`, called with the tokenizer and the length of a sequence. Default: `Tokens`.
+            packing_buffer_size: Number of samples from which packs of one sequence are chosen. None: no packing.
+            num_workers: Number of workers of each rank.
+            seed: Seed of the order.
         """
 
         path: str
@@ -136,11 +136,11 @@ class EnergonDataLoader(BaseDataLoader):
         return iter(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks; every rank calls it, as torchtitan's checkpoints do."""
+        """Return the state of all ranks. Every rank must call this method, as torchtitan's checkpoints do."""
         return self._loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict:  # torchtitan loads an empty one where a checkpoint has none
+        if state_dict:  # torchtitan passes an empty state if the checkpoint has none
             self._loader.load_state_dict(state_dict)
 
     def close(self) -> None:
@@ -148,22 +148,22 @@ class EnergonDataLoader(BaseDataLoader):
 
 
 class EnergonSource(Configurable):
-    """Samples by index, as dictionaries, for torchtitan's `SingleDatasetConfig(source=…)`."""
+    """Returns samples by index, as dictionaries, for torchtitan's `SingleDatasetConfig(source=…)`."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        """Which ones.
+        """The samples to read.
 
         Attributes:
             path: Prepared dataset.
-            split_part: Part of its split.
+            split_part: Split part of the dataset.
         """
 
         path: str
         split_part: str = "train"
 
     def __init__(self, config: Config, *, dataset_iteration_policy: Any) -> None:
-        del dataset_iteration_policy  # who shuffles and deals out is torchtitan
+        del dataset_iteration_policy  # torchtitan shuffles and distributes the samples
         self._samples = EnergonDataSource(config.path, split_part=config.split_part, as_dict=True)
 
     def __len__(self) -> int:
@@ -174,7 +174,7 @@ class EnergonSource(Configurable):
 
 
 def _group(dp_rank: int, dp_world_size: int) -> Any:
-    """The ranks that read different data, where there are others too; every rank calls this at once."""
+    """Return the group of ranks that read different data, or None if all ranks do. All ranks must call this."""
     if not dist.is_initialized() or dist.get_world_size() == dp_world_size:
         return None
     everywhere: list[Any] = [None] * dist.get_world_size()
@@ -182,5 +182,7 @@ def _group(dp_rank: int, dp_world_size: int) -> Any:
     replicas: list[list[int]] = [[] for _ in range(dp_world_size)]
     for rank, place in enumerate(everywhere):
         replicas[place].append(rank)
-    groups = {ranks: dist.new_group(list(ranks)) for ranks in zip(*replicas, strict=True)}  # the n-th replica of each
+    groups = {
+        ranks: dist.new_group(list(ranks)) for ranks in zip(*replicas, strict=True)
+    }  # group n: the n-th replica of each
     return next(group for ranks, group in groups.items() if dist.get_rank() in ranks)

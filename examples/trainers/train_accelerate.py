@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def save(accelerator: Accelerator, folder: Path, step: int) -> None:
-    """Save into a folder that gets its name when it is complete."""
+    """Save into a temporary folder, and rename it when it is complete."""
     unfinished = folder / "unfinished"
     accelerator.save_state(str(unfinished))
     accelerator.wait_for_everyone()

@@ -22,14 +22,14 @@ GLOBAL_BATCH = 12
 
 
 class Encoder(DefaultTaskEncoder):
-    """Makes dictionaries with the names of the model's arguments."""
+    """Makes dictionaries whose keys are the arguments of the model."""
 
     def encode_sample(self, sample: Any) -> dict[str, torch.Tensor]:
         return {"pixels": sample.image.float().flatten() / 255, "labels": torch.tensor(int(sample.label))}
 
 
 class Classifier(torch.nn.Module):
-    """A model in the form of transformers: takes a batch by name and returns its loss."""
+    """A model with the interface of transformers: it takes the batch as keyword arguments and returns its loss."""
 
     def __init__(self) -> None:
         super().__init__()

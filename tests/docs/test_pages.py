@@ -65,6 +65,13 @@ def test_newcomer_pages_come_first(page: str) -> None:
     assert words(text[: first.start()]) <= 110
 
 
+@pytest.mark.parametrize(("page", "program"), [("train-with-jax", "train_jax"), ("train-with-pytorch", "train_torch")])
+def test_training_pages_show_their_program(page: str, program: str) -> None:
+    """A formatter once changed the line that includes it."""
+    (shown,) = [block.code for block in blocks_of(DOCS / f"{page}.md") if block.title == f"{program}.py"]
+    assert shown.strip() == (REPOSITORY / "examples" / "programs" / f"{program}.py").read_text().strip()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_code_fits_the_page(page: Path) -> None:
     wide = [

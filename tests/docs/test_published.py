@@ -21,7 +21,7 @@ PICTURES = sorted((DOCS / "images").glob("*.svg"))
 OUTSIDE_THE_SITE = [
     *REPOSITORY.glob("*.md"),
     *(REPOSITORY / "examples").rglob("*.md"),
-    *REPOSITORY.glob("examples/*.ipynb"),
+    *REPOSITORY.glob("examples/notebooks/*.ipynb"),
 ]
 SVG = "{http://www.w3.org/2000/svg}"
 
