@@ -300,8 +300,8 @@ def install() -> None:
     imported = sys.modules.get(PACKAGE)
     if imported is not None and not isinstance(imported, _Module):
         raise ImportError(
-            f"{PACKAGE} has been imported from {getattr(imported, '__file__', None) or 'elsewhere'} already, and the "
-            f"program may hold its classes: import energon_grain_torch.as_megatron_energon first, or start the program "
+            f"{PACKAGE} was already imported from {getattr(imported, '__file__', None) or 'elsewhere'}, so the program "
+            f"may use its classes: import energon_grain_torch.as_megatron_energon first, or start the program "
             f"with `python -m energon_grain_torch.as_megatron_energon`"
         )
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):

@@ -166,9 +166,9 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         return to.lower(self.dataset)
 
     def set_epoch(self, epoch: int, step: int = 0) -> None:
-        """Start the next iteration at this pass, and at this step of the rank. This is arithmetic and reads nothing.
+        """Start the next iteration at this pass, and at this step of the rank. This reads no data.
 
-        With `step`, a plain `DataLoader` resumes, if no sample is dropped. A `StatefulDataLoader` does not need it.
+        `step` lets a plain `DataLoader` resume, if no sample is dropped. A `StatefulDataLoader` does not need it.
         """
         if epoch < 0 or step < 0:
             raise ConfigError(f"set_epoch({epoch}, step={step}): expected numbers of 0 or more")

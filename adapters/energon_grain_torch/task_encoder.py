@@ -19,7 +19,7 @@ from energon_grain.transforms.decode import Buffer, torch_file
 
 
 class AVDecoder(av_decoder.AVDecoder):
-    """`energon_grain.AVDecoder` with tensors in place of arrays: the same values in the same shapes."""
+    """`energon_grain.AVDecoder` with tensors instead of arrays: the same values in the same shapes."""
 
     def array(self, values: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values)
@@ -74,7 +74,7 @@ class DefaultTaskEncoder(
     task_encoder.DefaultTaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch],
     TaskEncoder[RawSample, EncodedSample, RawBatch, EncodedBatch],
 ):
-    """Converts between types by field name, like the core's class."""
+    """Converts between types by field name, like `energon_grain.DefaultTaskEncoder`."""
 
 
 class AugmentTaskEncoder(  # pyright: ignore[reportIncompatibleVariableOverride]

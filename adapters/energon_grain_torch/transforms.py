@@ -206,7 +206,7 @@ class RandomCropMapper(TransformMapper):
         """
         transform = self.transform
         if transform.padding_mode != "constant":
-            raise ValueError(f"RandomCrop(padding_mode={transform.padding_mode!r}): merged crops need 'constant'")
+            raise ValueError(f"RandomCrop(padding_mode={transform.padding_mode!r}): only 'constant' can be merged")
         height, width = map(int, dst_size)
         if transform.padding is not None:
             sides = [transform.padding] if isinstance(transform.padding, int) else list(transform.padding)

@@ -24,7 +24,7 @@ class WorkerConfig(worker_config.WorkerConfig):
         WorkerConfig(rank=0, world_size=1, num_workers="auto")
 
     Attributes:
-        num_workers: Workers that read and encode ahead of the training loop. 0: all work is done inside `next`. "auto":
+        num_workers: Workers that read and encode ahead of the training loop. 0: `next` does all the work. "auto":
             the number of threads is tuned while the loader runs.
         data_parallel_group: The process group whose ranks read different data; None: all processes.
         worker_type: "dataloader" (default): processes started like those of a `torch.utils.data.DataLoader`. "thread":

@@ -203,7 +203,7 @@ def by_state(
         )
     was = mixtures.described(saved["mixture"], iter(saved["leaves"]))
     if was is None:
-        raise AmendmentError("the saved stream has no blend by weights at its top: only such a mixture can be amended")
+        raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend by weights")
     amendments = before or Amendments(mixture=was)
     _check_rest(saved, json.loads(json.dumps(plain.manifest())), amendments.mixture)
     mixtures.note_removed(amendments.mixture, new, saved["leaves"])
@@ -244,8 +244,8 @@ def configured(dataset: SavableDataset, plain: StreamSpec) -> Mixture:
     orders = [plain.order] if plain.program is None else [feed.order for feed in plain.program.feeds]
     if len(orders) != 1:
         raise AmendmentError(
-            "datasets below the blend filter, group or pack, each on its own: such a mixture cannot be amended yet; "
-            "put these above the blend"
+            "datasets below the blend filter, group or pack, and such a mixture cannot be amended yet; move these "
+            "steps above the blend"
         )
     order = orders[0]
     router = None if order.routes is None else order.routes.router

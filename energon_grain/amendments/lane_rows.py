@@ -22,7 +22,7 @@ def merged(ordered: Sequence[Mapping[str, Any]]) -> list[str]:
     logs = {cursor.get("amendments", [""])[0] for cursor in ordered}
     if len(logs) != 1:
         raise StateError(
-            "the hosts' states do not fit together: the mixture was amended in another way on some hosts; call "
+            "the hosts' states do not match: the mixture was amended differently on some hosts; call "
             "`amend` with the same arguments at the same step on every host"
         )
     texts = [cursor["amendments"][1] for cursor in ordered]

@@ -108,7 +108,7 @@ def _weighted(blend: Mixture, numbers: Mapping[str, int], weights: Mapping[str, 
     if missing:
         names = ", ".join(_name(blend.children[number]) for number in missing)
         raise AmendmentError(
-            f"amend: weights do not name {names}: give a weight for every dataset of the blend, 0 to pause one"
+            f"amend: weights has no entry for {names}: give a weight to every dataset of the blend; 0 pauses a dataset"
         )
     for name, weight in weights.items():
         row[numbers[name]] = weight

@@ -164,7 +164,7 @@ def read_saved(file: Path) -> Cursor:
     """Read the state in a file or folder. Raises StateError if there is none or several, or if it is damaged."""
     states = saved_states(file)
     if len(states) > 1:
-        raise StateError(f"{file} holds several states: {', '.join(states)}; give one of them")
+        raise StateError(f"{file} contains several states: {', '.join(states)}; pass one of these files")
     [cursor] = states.values()
     return cursor
 

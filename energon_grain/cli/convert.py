@@ -115,7 +115,9 @@ def _beside(source: str, to: str | None) -> str:
     """The default target: a folder beside a folder of this machine. Raises ConfigError."""
     location = located(source)
     if to is None or is_url(location) or location.rstrip("/") in ("", ".", ".."):
-        raise ConfigError("give TARGET, the folder to write; with --to, it defaults to SOURCE-tars beside a folder")
+        raise ConfigError(
+            "pass TARGET, the folder to write; only with --to and a local folder as SOURCE can it be omitted"
+        )
     return f"{location.rstrip('/')}-{'tars' if to == 'tar' else 'records'}"
 
 

@@ -133,7 +133,9 @@ def _dataset(
         summary = summarize_dataset(path, split_config=split_config, dataset_config=dataset_config or "dataset.yaml")
         if split_ratio is not None:
             if kind.is_configured:
-                raise ConfigError(f"{path}: is prepared, and its split file has its parts; leave out --split-ratio")
+                raise ConfigError(
+                    f"{path}: is prepared, so its split file defines the split parts; remove --split-ratio"
+                )
             summary = replace(summary, splits=_splits(path, split_ratio))
         if split is not None:
             summary = replace(summary, splits={split: _split(path, split, summary)})

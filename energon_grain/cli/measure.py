@@ -62,7 +62,7 @@ def measure(
     """
     columns, files = _pairs("--column", column), _pairs("--attach", attach)
     if not columns and not files:
-        raise ConfigError("give --column NAME=module:function, or --attach NAME=FILE.")
+        raise ConfigError("pass --column NAME=module:function, or --attach NAME=FILE.")
     own_modules(columns.values())
     with running(runner, ray_address) as executor, ProgressBar("Measuring", shown=progress) as bar:
 

@@ -120,7 +120,7 @@ class _Ordered(Generic[T_sample]):
         raise TypeError(f"{self} is a description without samples: pass the dataset from its `build()` to a loader")
 
     def config(self) -> dict[str, Any]:
-        """Return a description for logs; JSON-native."""
+        """Return a JSON-native description for logs."""
         return {
             "type": type(self).__qualname__,
             "training": self.training,
@@ -204,7 +204,7 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
         return SampleDefinition(sample_type=self.__sample_type__, load=self.load_sample, part_filter=self.part_filter)
 
     def build(self, worker_rotation_offset: int = 0) -> LeafDataset:
-        """Return the dataset node. Workers do not own samples, so there is nothing to rotate."""
+        """Return the dataset node. The rotation offset has no effect, because workers do not own samples."""
         del worker_rotation_offset
         return LeafDataset(
             worker_config=self.worker_config,
@@ -320,7 +320,7 @@ class BaseWebdatasetFactory(_Ordered[T_sample], SampleFactory):
         return open_primary(self.path, None)
 
     def config(self) -> dict[str, Any]:
-        """Return a description for logs; JSON-native."""
+        """Return a JSON-native description for logs."""
         own = {"_path": self.path, "split_part": self.split_part, "subflavors": dict(self.subflavors)}
         return {**super().config(), **own}
 
@@ -419,7 +419,7 @@ class DefaultDecoderWebdatasetFactory(DefaultGenericWebdatasetFactory[T_sample])
         return self.decoder
 
     def config(self) -> dict[str, Any]:
-        """Return a description for logs; JSON-native."""
+        """Return a JSON-native description for logs."""
         return {**super().config(), "decoder": None if self.decoder is None else self.decoder.config()}
 
 
@@ -535,7 +535,7 @@ class CrudeJsonlDatasetFactory(BaseWebdatasetFactory[CrudeSample]):
         )
 
     def load_sample(self, sample: Any) -> CrudeSample:
-        """Make a sample from a crude one: returns it, unless a subclass changes it."""
+        """Make a sample from a crude sample. Default: returns the crude sample."""
         return sample
 
     def definition(self) -> SampleDefinition:
@@ -577,7 +577,7 @@ class DefaultCrudeJsonlDatasetFactory(CrudeJsonlDatasetFactory):
         self.subflavors = dict(subflavors or {})
 
     def definition(self) -> SampleDefinition:
-        """Return how samples are made: the line is decoded."""
+        """Return the sample definition, which decodes the line of a sample."""
         load = None if type(self).load_sample is CrudeJsonlDatasetFactory.load_sample else self._decode_and_load
         return SampleDefinition(load=load, decoder=None if load else _DECODER, part_filter=self.part_filter)
 
@@ -644,7 +644,7 @@ class JoinedWebdatasetFactory(_Ordered[T_sample]):
         return [inner.path for inner in self.inner_datasets]
 
     def build(self, worker_rotation_offset: int = 0) -> JoinedLeafDataset:
-        """Return the dataset node. Workers do not own samples, so there is nothing to rotate."""
+        """Return the dataset node. The rotation offset has no effect, because workers do not own samples."""
         del worker_rotation_offset
         names = self.inner_dataset_keys or [None] * len(self.inner_datasets)
         # Rows are ordered and cut, not the joined datasets; the primary leaf holds the order.
@@ -671,7 +671,7 @@ class JoinedWebdatasetFactory(_Ordered[T_sample]):
         )
 
     def config(self) -> dict[str, Any]:
-        """Return a description for logs; JSON-native."""
+        """Return a JSON-native description for logs."""
         return {**super().config(), "joined_datasets": [inner.config() for inner in self.inner_datasets]}
 
     def __str__(self) -> str:

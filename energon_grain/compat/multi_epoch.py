@@ -229,7 +229,7 @@ class MultiEpochLeaf(LeafSamples):
         names = ["/".join(leaf.key) for leaf in spec.leaves]
         if spec.batch is not None or spec.index_map is None or spec.makers:
             raise ConfigError(
-                "a MultiEpochLeaf has single samples, but this dataset batches, packs, groups or generates: use "
+                "a MultiEpochLeaf reads single samples, but this dataset batches, packs, groups or generates: use "
                 "batch_size=None, and remove nodes that work on more than one sample"
             )
         known = len(names) == 1 if self._leaf is None else 0 <= self._leaf < len(names)

@@ -379,7 +379,7 @@ def _check_weights(start: int, weights: tuple[Weight, ...], children: int) -> No
         raise ConfigError(f"BlendDataset: {children} datasets, but {len(weights)} weights from position {start} on")
     if not all(_is_number(weight) and weight >= 0 for weight in weights):
         raise ConfigError(
-            f"BlendDataset: weights {list(weights)} from position {start} on: expected 0 or more for each"
+            f"BlendDataset: weights {list(weights)} from position {start} on: each weight must be 0 or more"
         )
     if not any(weights):
         raise ConfigError(
@@ -547,7 +547,7 @@ Schedule = Sequence[tuple[int, Sequence[Weight]]]
 
 
 class DatasetBlendMode(Enum):
-    """Meaning of the numbers of `LoadedDataset`s."""
+    """The meaning of the numbers in `LoadedDataset` pairs."""
 
     NONE = "none"
     """No meaning: a single dataset."""
@@ -608,7 +608,7 @@ class LoadedDataset(tuple[SavableDataset, Weight]):
 
     @property
     def dataset(self) -> SavableDataset:
-        """The first element of the pair."""
+        """The dataset: the first element of the pair."""
         return self[0]
 
 

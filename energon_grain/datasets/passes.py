@@ -79,7 +79,7 @@ class RepeatDataset(SavableDataset):
         if not part.operator.finite:
             if times is None:
                 return part
-            raise ConfigError("RepeatDataset: an endless dataset has no number of repeats: cut it first (LimitDataset)")
+            raise ConfigError("RepeatDataset: an endless dataset cannot be repeated: limit it first with LimitDataset")
         if times is not None and times.denominator != 1:
             raise ConfigError(
                 f"RepeatDataset: repeats={self.repeats} of a dataset that filters, groups or packs, whose length is "

@@ -89,7 +89,9 @@ def function_beside(
         exec(compile(path.read_bytes(), str(path), "exec"), module)
         found = module[name or default]
     except Exception as error:
-        raise ConfigError(f"{where}: the trusted `{written}` in {folder}: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{where}: loading the trusted `{written}` in {folder} failed: {type(error).__name__}: {error}"
+        ) from error
     if not callable(found):
         raise ConfigError(f"{where}: the trusted {file!r} has no function {name or default!r}")
     return found

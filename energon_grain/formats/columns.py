@@ -196,8 +196,8 @@ class ColumnFolder:
             raise IndexFileError(f"{where}: {error}; {repair_advice}") from error
         if found.version > _VERSION:
             raise IndexFileError(
-                f"{where}: has version {found.version}, but this release of energon-grain reads up to {_VERSION}; "
-                "install a newer one"
+                f"{where}: has version {found.version}, but this release of energon-grain reads versions up to "
+                f"{_VERSION}; install a newer release"
             )
         if found.header_checksum != header_digest(found):
             raise IndexFileError(f"{where}: is damaged (checksum mismatch); {repair_advice}")
@@ -242,7 +242,7 @@ class ColumnFolder:
             again = fetch_again
         try:
             if rows != samples:
-                raise IndexFileError(f"{where}: has {rows} rows, but there are {samples} samples")
+                raise IndexFileError(f"{where}: has {rows} rows, but the dataset has {samples} samples")
             column = read_column(path, stored.dtype, samples, block_sums=block_sums)
         except (FileNotFoundError, IndexFileError) as error:
             raise IndexFileError(f"{where}: the column {name!r} cannot be opened: {error}; {repair_advice}") from error

@@ -194,7 +194,7 @@ class _Native:
         merged: dict[str, Any] = {}
         for key, item in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be text", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem="a key must be a string", problem_mark=key.start_mark)
             if key.value == _MERGE and key.tag == _PLAIN:
                 merged = self._merged(item) | merged
             else:

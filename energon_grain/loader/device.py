@@ -58,8 +58,8 @@ class DeviceLoader(SavableDataLoader[Item]):
             )
         if loader.stream.spec.ragged and loader.stream.config.world_size > 1:
             raise ConfigError(
-                "to_device joins the hosts' batches into global arrays, which need one shape per step, but this "
-                "dataset selects the dataset (or group) of each batch separately: blend with BlendDataset(…, "
+                "to_device joins the hosts' batches into global arrays, which need one shape per step, but in this "
+                "mixture the hosts can draw from different datasets (or groups) in a step: blend with BlendDataset(…, "
                 "per_step=True), or mix inside the batch (MixBatchDataset)"
             )
         super().__init__(loader.stream)

@@ -101,7 +101,7 @@ class AVDecoder:
         self._max_pixels, self._max_part_bytes = max_pixels, max_part_bytes
 
     def get_video(self) -> AVData:
-        """All frames, without audio."""
+        """Return all frames, without audio."""
         return self.get_clips(video_clip_ranges=_WHOLE)
 
     def get_audio(self, *, audio_sample_rate: int | None = None) -> AVData:
@@ -307,7 +307,7 @@ class AVDecoder:
             metadata.audio_duration = _seconds(None if end is None else end - track.first, track)
 
     def open(self) -> Any:
-        """The file as a PyAV container, which the caller must close."""
+        """Open the file as a PyAV container, which the caller must close."""
         self.stream.seek(0)
         return open_container(self.stream, self._limits)
 

@@ -250,7 +250,7 @@ def _ask_pillow(file: Any, head: bytes) -> ImageMetadata:
                     )
             except Image.DecompressionBombError as error:  # of a GIF's first frame
                 raise ValueError(str(error)) from error
-    raise ValueError("its first bytes are not those of an image")
+    raise ValueError("it does not begin with the header of an image")
 
 
 def _read_icon(head: bytes, file: _File) -> ImageMetadata:

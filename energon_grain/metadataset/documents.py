@@ -156,7 +156,7 @@ class DatasetLoaderInterface(ABC):
         return [EPath(join.folder / index_file_name(join.name)) for join in joins]
 
     def post_initialize(self, mds_path: None = None) -> None:
-        """Accepted for compatibility: referenced files are read on use."""
+        """Do nothing; accepted for compatibility. Referenced files are read on use."""
         del mds_path
 
 
@@ -263,7 +263,7 @@ class DatasetLoader(DatasetLoaderInterface):
         return None
 
     def node(self, split_part: str) -> Node:
-        """See the interface; every split part is assumed to exist."""
+        """See `DatasetLoaderInterface.node`. The dataset is assumed to have the split part."""
         names = ("path", "split_part", "subflavors", "shuffle_over_epochs_multiplier", "dataset_config", "split_config")
         fields = {name: getattr(self, name) for name in names}
         return read_node(fields, self.place or Place(str(self.path)))

@@ -611,8 +611,8 @@ def _joined(value: Any, place: Place) -> tuple[Joined, ...]:
     if primary.nonmatch != "error":
         raise wrong(
             primary.at.at("nonmatch"),
-            f"the first dataset of a join is the primary, whose keys are looked up in the others, so "
-            f"`{primary.nonmatch}` has no meaning there: remove it",
+            f"`{primary.nonmatch}` has no effect on the first dataset of a join, the primary, whose keys are looked up "
+            f"in the others: remove it",
         )
     return members
 
@@ -633,7 +633,7 @@ def _joined_dataset(mapping: Mapping[str, Any], place: Place) -> JoinDatasetRefe
             raise wrong(place.at(name), f"`{name}` has no meaning for one dataset of a join: {reason}")
     dataset = JOINED_DATASET.read({key: each for key, each in mapping.items() if key not in _IGNORED}, place)
     if _choose(dataset, "by", _BY).by == "row" and dataset.keys is not None:
-        raise wrong(place.at("keys"), "with `by: row`, keys have no meaning: remove one of them")
+        raise wrong(place.at("keys"), "`keys` has no effect with `by: row`: remove one of them")
     return _choose(dataset, "nonmatch", _NONMATCH)
 
 
@@ -647,7 +647,7 @@ def _member(value: Any, place: Place) -> JoinDatasetReference | JoinArrayReferen
     if array.by == "key" and array.keys is None:
         raise wrong(place.at("by"), "`key` needs `keys`, the file with the key of each row: add it")
     if array.by == "row" and array.keys is not None:
-        raise wrong(place.at("keys"), "with `by: row`, keys have no meaning: remove one of them")
+        raise wrong(place.at("keys"), "`keys` has no effect with `by: row`: remove one of them")
     return array
 
 

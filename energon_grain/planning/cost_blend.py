@@ -169,7 +169,7 @@ class CostBlend:
             raise ValueError(f"{len(carry)} numbers for {len(self._costs)} datasets")
         counts = carry[_HEAD : _HEAD + len(self._costs)]
         if sum(counts) != carry[0]:
-            raise ValueError(f"{sum(counts)} positions of all datasets before position {carry[0]}")
+            raise ValueError(f"the counts of all datasets add up to {sum(counts)} at position {carry[0]}")
         return counts
 
     def _advance(self, carry: Carry) -> tuple[tuple[npt.NDArray[np.int32], Int64Array], Carry]:

@@ -53,9 +53,9 @@ def greedy_knapsack(
     max_samples: int | None = None,
     keep_rest: bool = False,
 ) -> Packs[T]:
-    """Fill one pack after another: with the longest remaining sample, and the others that best fill its remainder.
+    """Fill packs one by one. Each takes the longest remaining sample, then the samples that best fill the rest.
 
-    The fillings are exact (subset sums) if fewer than 256 remaining samples fit. 100 samples take 0.1 to 0.3 ms, 10,000
+    Each filling is exact (a subset sum) if fewer than 256 remaining samples fit. 100 samples take 0.1 to 0.3 ms, 10,000
     about 20 ms at a capacity of 4,096, and up to four times as long at 32,768. See `greedy_knapsack_indices` for the
     sources.
 

@@ -46,7 +46,7 @@ class PackingPlan:
             capacity: `{"tokens": 4096, "images": 8}`.
         capacity: Capacity of a pack, for a single cost.
         window: Samples of the order that are planned together. A larger window fills packs better, up to a point. The
-            first batch waits for the plan of one window, and samples move by up to as many positions.
+            first batch waits for the plan of one window, and a sample moves by up to `window` positions.
         oversize: Handling of a sample larger than a pack. "error", the default, ends the run. "split" puts parts of it,
             by the first cost, into neighbouring packs; the packing hook receives the ranges (`ranges`). "drop" leaves
             it out without reading it. "alone" gives it its own pack over the capacity.
@@ -207,7 +207,7 @@ class PlannedPackingDataset(SavableDataset):
         settle(self, self.dataset)
 
     def lower(self, to: Lowering) -> Part:
-        """See `SavableDataset.lower`: an index map of packs, or, below nodes that cut or mix it, a feed of lanes."""
+        """See `SavableDataset.lower`. Returns an index map of packs; a feed of lanes below nodes that cut or mix it."""
         below = to.below(self.dataset)
         if not isinstance(below, IndexPart) or isinstance(below, PackedPart):
             raise ConfigError(

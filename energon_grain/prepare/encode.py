@@ -123,7 +123,7 @@ def _npz(value: Any, _: str) -> bytes | None:
     arrays = {str(name): np.asarray(each) for name, each in cast("Mapping[str, Any]", value).items()}
     odd = [name for name, each in arrays.items() if each.dtype.hasobject]
     if odd:
-        raise ValueError(f"{odd[0]!r} is an array of objects")
+        raise ValueError(f"{odd[0]!r} is an array of Python objects, which cannot be stored")
     buffer = io.BytesIO()
     np.savez(buffer, **cast("Any", arrays))
     return buffer.getvalue()

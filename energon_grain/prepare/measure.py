@@ -88,7 +88,7 @@ def column_function(*, version: int = 1, batched: bool = False) -> Callable[[F],
     """Declare properties of a function that measures samples.
 
     Args:
-        version: Stored with its columns. Raise it when the function returns other numbers than before.
+        version: Stored with its columns. Increase it when the results of the function change.
         batched: The function takes a list of samples, up to 1,024 and about 8 MB, each a dict of its parts, and returns
             one number per sample, in order. Useful for tokenizers and models, which are faster on batches.
     """

@@ -359,7 +359,9 @@ def _is_image_folder(samples: Sequence[LooseSample], folders: Sequence[str]) -> 
 def _with_class(location: str, sample: LooseSample, classes: Sequence[str]) -> LooseSample:
     file = dict(sample.files).get("cls")
     if file is not None:
-        raise ConfigError(f"{join(location, file)}: its folder is a class, too; use --no-class-folders, or remove it")
+        raise ConfigError(
+            f"{join(location, file)}: its folder also defines a class; pass --no-class-folders, or remove the file"
+        )
     return replace(sample, inline=(*sample.inline, ("cls", str(classes.index(sample.folder)).encode())))
 
 

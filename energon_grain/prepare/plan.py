@@ -341,7 +341,9 @@ def _plan_indices(dataset: DataFolder, request: PrepareRequest, mark: str) -> Pr
     with naming(dataset):
         before = read_info(dataset.local)
     if request.records is not None:
-        raise ConfigError("tar_index_only takes no records: the encoding of a prepared dataset is already known.")
+        raise ConfigError(
+            "tar_index_only cannot be combined with records: the encoding of a prepared dataset is already known."
+        )
     records = read_records_file(dataset.local)
     _check_with_records(dataset, request, records)
     if request.shards is not None or request.exclude is not None:

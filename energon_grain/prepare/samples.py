@@ -77,7 +77,7 @@ class Columns(Mapping[str, npt.NDArray[Any]]):
         return column
 
     def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
-        """The column in consecutive pieces, in constant memory. Raises as `[name]` does."""
+        """Yield the column in consecutive pieces, in constant memory. Raises the same errors as `[name]`."""
         for begin in range(0, self.samples, _BLOCK_SAMPLES):
             block = self.source.column(name, slice(begin, min(begin + _BLOCK_SAMPLES, self.samples)))
             yield block

@@ -297,7 +297,7 @@ class _Target:
     ) -> None:
         location = located(root)
         if is_url(location):
-            raise ConfigError(f"{location}: datasets are written to a file system; upload the new one to the store")
+            raise ConfigError(f"{location}: cannot write to an object store; write to a local folder, and upload it")
         self.root, self.name, self._append = Path(location), name, append
         self.container: ContainerName = container
         self.compression: Compression = compression
@@ -372,8 +372,8 @@ def write_dataset(
     """Write the results of a function for each item as a dataset, in processes or on a cluster.
 
     A shard holds the results of `fn` for `shard_items` consecutive items, so the dataset does not depend on the number
-    of workers. After a kill, the same call continues: complete shards are not made again. The call is refused if `fn`
-    changed: its name, its code, or plain values bound to it; functions that it calls are not compared.
+    of workers. After a kill, the same call continues: complete shards are not written again. The call is refused if
+    `fn` changed: its name, its code, or plain values bound to it; functions that it calls are not compared.
 
     Args:
         items: A sequence, or any other iterable, which is consumed once; after a kill it must yield the same items.
@@ -381,15 +381,15 @@ def write_dataset(
             samples. It is sent to the workers by cloudpickle, so it may be defined anywhere.
         root: A new or empty local folder; with `append`, a dataset.
         shard_items: Number of items per shard.
-        name: As in `DatasetWriter`, like the next three.
-        container: As in `DatasetWriter`.
-        compression: As in `DatasetWriter`.
-        append: As in `DatasetWriter`.
+        name: See `DatasetWriter`.
+        container: See `DatasetWriter`.
+        compression: See `DatasetWriter`.
+        append: See `DatasetWriter`.
         resume: Continue even if `fn` was changed, and keep the shards of the old one.
-        num_workers: Maximum number of processes; 0 works in this one, None takes one per core (at most 16). With
+        num_workers: Maximum number of processes; 0: this process only; None: one per core (at most 16). With
             `executor`: maximum number of submitted shards.
-        executor: Runs the work instead of our own processes, such as `RayExecutor()`. Its workers must see `root`
-            under the same path, and write there.
+        executor: Runs the work instead of local processes, such as `RayExecutor()`. Its workers must be able to write
+            to `root` under the same path.
         progress: Called after every shard.
         options: See `DatasetWriter`.
 

@@ -112,7 +112,7 @@ def serialize_media_metadata(metadata: MediaMetadataBase) -> tuple[MediaMetadata
 def deserialize_media_metadata(
     metadata_type: str | MediaMetadataType, metadata_json: str
 ) -> AVMetadata | ImageMetadata:
-    """The metadata of an index entry. An empty `metadata_json` has no fields.
+    """Return the metadata of an index entry. An empty `metadata_json` has no fields.
 
     Raises:
         FormatError: The kind does not exist, or `metadata_json` is invalid JSON or does not fit it.

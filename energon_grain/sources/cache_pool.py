@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Lazy(ABC, Generic[T]):
-    """A value that `get` reads.
+    """A value that is read when `get` is called.
 
     Two lazy values are equal if they refer to the same key of the same store, so they can be dictionary keys.
 
@@ -93,11 +93,11 @@ class NoCachePool(CachePool):
         return ds.get(fname, sample)
 
     def get_lazy(self, ds: FileStore[T], fname: str) -> DirectLazy[T]:
-        """A lazy value of a key, read on first access."""
+        """Return a lazy value of a key. The value is read on first access."""
         return DirectLazy(ds, fname, self)
 
     def to_cache(self, data: T, name: str) -> Lazy[T]:
-        """The value itself, kept in memory."""
+        """Keep the value in memory, and return it as a lazy value."""
         return HeldLazy(data, name, self)
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ T_co = TypeVar("T_co", covariant=True)
 class FileStore(ABC, Generic[T_co]):
     """Random access by key: `store[key]`, or `store.get(key, sample)` inside a cooker.
 
-    Your own store implements `get_path` and either `read`, which can sort and coalesce several keys, or `__getitem__`
+    A custom store implements `get_path` and either `read`, which can sort and coalesce several keys, or `__getitem__`
     for one key. Stores are thread-safe and picklable: a copy in another process opens its own files.
     """
 
@@ -42,7 +42,7 @@ class FileStore(ABC, Generic[T_co]):
         """Read the values of several keys, in order; keys may repeat.
 
         Raises:
-            KeyNotFoundError: The store has nothing under one of the keys.
+            KeyNotFoundError: The store has no entry for one of the keys.
             ReadError: Bytes could not be read after retries.
         """
         return [self[key] for key in keys]
@@ -82,10 +82,10 @@ class FileStore(ABC, Generic[T_co]):
     def read_or_open(self, keys: Sequence[str], lazy: LazyFrom) -> list[tuple[Any, SourceInfo]]:
         """Read values, except large files for which `lazy` requests streams and the store supports them.
 
-        A subclass of our stores with its own `read` returns no streams: it may read other bytes.
+        A subclass of a built-in store that overrides `read` returns no streams: it may read other bytes.
 
         Raises:
-            KeyNotFoundError: The store has nothing under one of the keys.
+            KeyNotFoundError: The store has no entry for one of the keys.
             ReadError: Bytes could not be read after retries.
         """
         del lazy

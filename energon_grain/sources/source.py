@@ -241,7 +241,7 @@ class SampleLocation:
 
 @runtime_checkable
 class Source(Protocol):
-    """A random-access collection of raw samples. Thread-safe and picklable (paths only)."""
+    """A random-access collection of raw samples. Thread-safe and picklable: pickles contain only paths."""
 
     @property
     def path(self) -> str:
@@ -268,7 +268,7 @@ class Source(Protocol):
         ...
 
     def keys(self, indices: npt.NDArray[np.int64]) -> list[str]:
-        """The key of each sample. Raises IndexError, and as `read` where keys are stored in the data."""
+        """Return the key of each sample. Raises IndexError, and the errors of `read` if the data stores the keys."""
         ...
 
     def sizes(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -151,11 +151,11 @@ class EPath:
         return self._with(self._pure.with_suffix(suffix))
 
     def with_name(self, name: str) -> EPath:
-        """The path with another last component."""
+        """Return the path with another last component."""
         return self._with(self._pure.with_name(name))
 
     def relative_to(self, other: EPath) -> str:
-        """The path relative to a folder.
+        """Return the path relative to a folder.
 
         Raises:
             ValueError: This path is not below the folder.
@@ -165,14 +165,14 @@ class EPath:
         return str(self._pure.relative_to(other._pure))
 
     def is_local(self) -> bool:
-        """Whether it is on a local file system."""
+        """Whether the path is on a local file system."""
         return not is_url(self._location)
 
     def local_path(self) -> Path:
-        """The path as a `pathlib.Path`.
+        """Return the path as a `pathlib.Path`.
 
         Raises:
-            ValueError: It is in an object store.
+            ValueError: The path is in an object store.
         """
         if not self.is_local():
             raise ValueError(f"{self} is in an object store and has no local path")
@@ -268,7 +268,7 @@ class EPath:
         return read_whole(self._location)
 
     def read_text(self) -> str:
-        """The content of the file, decoded as UTF-8. Raises as `open` does."""
+        """Return the content of the file, decoded as UTF-8. Raises the same errors as `open`."""
         return self.read_bytes().decode()
 
     def write_bytes(self, data: bytes) -> None:
@@ -349,7 +349,7 @@ class EPath:
         """Remove a file. A missing object is not an error.
 
         Raises:
-            OSError: It cannot be removed.
+            OSError: The file cannot be removed.
         """
         if self.is_local():
             os.unlink(self._location)

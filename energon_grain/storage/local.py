@@ -52,7 +52,7 @@ class _Version:
             status = os.fstat(descriptor)
             self._beginning = hash(os.pread(descriptor, _BEGINNING_BYTES, 0))
         except OSError as error:
-            raise ReadError(f"cannot stat {path}: {error.strerror}") from error
+            raise ReadError(f"{path}: cannot be read: {error.strerror}") from error
         self._size, self._written_ns, self._changed_ns = status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     @property

@@ -75,8 +75,8 @@ class StorageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         requests_in_flight: Maximum number of concurrent requests of one process.
         request_bytes: Approximate size of one request; longer ranges are split.
         timeout_s: Timeout of one request, in seconds.
-        retry_s: How long a request is retried after temporary failures (too many requests, 500 to 599, no response, a
-            broken connection, a name that does not resolve), in seconds, before they become an error. The delay before
+        retry_s: Seconds during which a request is retried after temporary failures (too many requests, 500 to 599, no
+            response, a broken connection, a name that does not resolve). Then it fails with an error. The delay before
             each attempt doubles from `first_pause_s` to `longest_pause_s`, both in seconds.
         attempts: Maximum number of attempts of a request; default: limited only by `retry_s`.
         cache_dir: Cache folder, shared by all processes of a host; default: `$XDG_CACHE_HOME/energon-grain/objects`.

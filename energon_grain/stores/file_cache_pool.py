@@ -378,7 +378,7 @@ class FileStoreCachePool(CachePool):
 
     @property
     def current_cache_count(self) -> int:
-        """Number of copies."""
+        """Number of copies on the local disk."""
         return 0 if self._own is None else self._own.used()[1]
 
     @property
@@ -467,7 +467,7 @@ class _Reader:
 class FileCacheLazy(DirectLazy[T]):
     """A value whose file is being copied to the local disk. The first `get` reads it, and keeps it in memory.
 
-    It is read from the disk if its file was copied, else from its store.
+    The value is read from the disk if its file was copied, otherwise from its store.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ class HubStore:
         else:
             start, stop = max(0, wanted.get("offset", size_bytes - wanted.get("suffix", 0))), size_bytes
         if start > stop or stop > size_bytes or (start == size_bytes and "range" in options):
-            raise ObjectError(f"it has {size_bytes} bytes", temporary=False, out_of_range=True)
+            raise ObjectError(f"the file has only {size_bytes} bytes", temporary=False, out_of_range=True)
         if not size_bytes:
             return _Response(meta, (0, 0), None, "", 0)
         response, host = self._open(key, size_bytes, meta["e_tag"], {"Range": f"bytes={start}-{stop - 1}"})
@@ -527,7 +527,9 @@ def _redirect_target(url: str, place: str) -> str:
         led = urljoin(url, place)
         _origin(led)
     except ValueError:
-        raise ObjectError(f"{urlsplit(url).hostname} redirects to {shortened(place)!r}, not a URL", False) from None
+        raise ObjectError(
+            f"{urlsplit(url).hostname} redirects to {shortened(place)!r}, which is not a URL", False
+        ) from None
     return led
 
 

@@ -187,8 +187,8 @@ class LaneAssembly:
             drops[lane] += 1
             self._set_drops(drops)
         raise FatalSampleError(
-            f"a lane read {self.patience} positions without one sample that was not dropped: the hooks skip all (or "
-            f"nearly all) samples. loader.stats() lists what was dropped and why; filter the dataset instead"
+            f"all of {self.patience} consecutive samples of a lane were dropped: the hooks skip all (or nearly all) "
+            f"samples. loader.stats() lists what was dropped and why; filter the dataset instead"
         )
 
     def _fill(self, stop: int) -> None:

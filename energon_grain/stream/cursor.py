@@ -132,7 +132,7 @@ def _unpacked_manifest(packed: str) -> Any:
         unpacking = zlib.decompressobj()
         text = unpacking.decompress(base64.b64decode(packed, validate=True), _MANIFEST_BYTES)
         if not unpacking.eof:
-            raise ValueError(f"it is cut short, or unpacks to more than {_MANIFEST_BYTES} bytes")
+            raise ValueError(f"it is truncated, or unpacks to more than {_MANIFEST_BYTES} bytes")
         return json.loads(text)
     except (ValueError, zlib.error, RecursionError) as error:
         raise StateError(f"the state's 'manifest' is damaged: {error}") from error
@@ -227,9 +227,9 @@ def from_cursor(cursor: Mapping[str, Any], share: Share, program: Program | None
             )
         saved = _held_of(checked, lanes // hosts)
         codec = Codec(program.root.state_form)
-        states = tuple(_lane_state(codec, values) for values in _own(saved, checked, share, "holds"))
+        states = tuple(_lane_state(codec, values) for values in _own(saved, checked, share, "held"))
     if checked["drops"]:
-        drops = np.array(_own(_drops_of(checked, lanes // hosts).tolist(), checked, share, "was dropped"), np.int64)
+        drops = np.array(_own(_drops_of(checked, lanes // hosts).tolist(), checked, share, "dropped"), np.int64)
     elif states is None and hosts > 1 and hosts != share.hosts:
         _logger.warning(
             "restoring the state of host %d of %d on %d hosts: it records no dropped samples, which is exact only if "
@@ -272,9 +272,9 @@ def restored(
     progress = from_cursor(cursor, share, spec.program)
     if spec.program is not None and progress.lanes is None and progress.item:
         raise StateError(
-            f"the state is of item {progress.item} of a dataset that does not filter, group or pack ('held' is empty), "
-            f"but this one does: the state lacks the positions of its lanes, so it cannot continue, not even with "
-            f"allow_changes"
+            f"the state was saved at item {progress.item} by a dataset that does not filter, group or pack ('held' is "
+            f"empty), but this one does: the state lacks the positions of its lanes, so it cannot continue, not even "
+            f"with allow_changes"
         )
     _check_place(progress, spec, allow_changes=allow_changes)
     plan = PassPlan.of(spec, share.hosts, progress.pass_number)
@@ -361,7 +361,7 @@ def _check_reach(progress: Progress, spec: StreamSpec, length: int | None) -> No
     """Refuse a state that no stream of this data saves."""
     if spec.program is not None:
         if progress.drops.any():
-            raise StateError("the state has 'drops' of samples, but lanes of this dataset record them in 'held'")
+            raise StateError("the state's drops are in 'drops', but this dataset records them in 'held' by lane")
         return
     if length is not None and progress.item >= length and not progress.ended:
         raise StateError(f"the state's 'item' is {progress.item} in an unfinished pass, but passes have {length} items")
@@ -369,8 +369,8 @@ def _check_reach(progress: Progress, spec: StreamSpec, length: int | None) -> No
         raise StateError(f"the state's 'item' is {progress.item}, far past the end of a pass of {length} items")
     if progress.drops.max() > spec.patience * (progress.item // spec.lanes + 2):
         raise StateError(
-            f"the state's 'drops' are up to {progress.drops.max()} in one lane before item {progress.item}, which is "
-            f"more than any stream of this data drops"
+            f"the state's 'drops' report {progress.drops.max()} drops in one lane before item {progress.item}, more "
+            f"than this dataset allows"
         )
 
 
@@ -383,9 +383,9 @@ def _own(values: list[Any], cursor: Mapping[str, Any], share: Share, what: str) 
         share.require_whole_lanes("samples were dropped or held before this state was saved")
         return values[share.host :: share.hosts]
     raise StateError(
-        f"the state of host {host} of {hosts} records what {what} in its own lanes only, so it cannot be restored on "
-        f"{share.hosts} hosts; save with `save_state_global` or the checkpoint handler, which keep the states of all "
-        f"hosts"
+        f"the state of host {host} of {hosts} records the {what} samples of its own lanes only, so it cannot be "
+        f"restored on {share.hosts} hosts; save with `save_state_global` or the checkpoint handler, which keep the "
+        f"states of all hosts"
     )
 
 
@@ -507,7 +507,7 @@ def check_cursor(cursor: Any) -> Cursor:
     _settle_order_version(given, checksummed="check" in cursor)
     hosts, lanes = given["host"][1], given["lanes"]
     if lanes % hosts and (given["held"] or given["drops"]):
-        raise StateError(f"the state's 'host' names {hosts} hosts, which do not divide its {lanes} lanes")
+        raise StateError(f"the state has {lanes} lanes, which is not a multiple of the {hosts} hosts in its 'host'")
     given["host"] = list(given["host"])
     given["history"] = [list(segment) for segment in given["history"]]
     return given

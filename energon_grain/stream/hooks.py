@@ -185,7 +185,7 @@ def current_draw() -> Draw:
 
 
 def current_draws() -> list[Draw]:
-    """The draws of the samples that the running hook works on, in their order. For other hooks, the only draw.
+    """Return the draws of the samples that the running hook receives, in order. Other hooks have only one draw.
 
     Raises:
         RuntimeError: Called outside a hook.

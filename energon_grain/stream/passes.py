@@ -371,7 +371,7 @@ def _pass_of(order: IndexMap, plan: PassPlan, first: int, ahead: int, until: int
             return first + place, ahead - int(ends[place - 1] if place else 0)
         first, ahead, steps = first + count, ahead - total, steps + total
         if not steps:
-            raise StateError("no pass of this dataset has a step: it has fewer samples than a global batch")
+            raise StateError("every pass of this dataset is empty: it has fewer samples than a global batch")
         if first == begin + period:  # from here on, everything repeats
             times = ahead // steps if until is None else min(ahead // steps, (until - first) // period)
             first, ahead = first + times * period, ahead - times * steps

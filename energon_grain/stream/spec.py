@@ -388,7 +388,7 @@ class StreamSpec:
                 saved.undo()
                 raise
         except ValueError as error:
-            raise StateError(f"the state's 'plans' do not fit its place in this dataset: {error}") from error
+            raise StateError(f"the state's 'plans' do not match its position in this dataset: {error}") from error
 
     def manifest(self) -> dict[str, Any]:
         """Every setting that changes the order, and the contents of each leaf; JSON-native.

@@ -129,7 +129,7 @@ class Codec:
         if any(type(each) is not int or not 0 <= each < _LIMIT for each in integers):
             raise ValueError("a number in it is out of range")
         if self.decode(integers) != value:
-            raise ValueError("it has another shape")
+            raise ValueError("it has a different structure")
 
 
 def _writer(form: Form) -> _Write:

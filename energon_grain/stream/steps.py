@@ -387,7 +387,7 @@ class Production:
             positions = ((item + offset) % length for offset in range(length))
             sample = self._first_good(positions, item // self.share.hosts)
             if sample is None:
-                raise EmptyDatasetError(f"all {length} samples of the pass were dropped; see the log for why")
+                raise EmptyDatasetError(f"all {length} samples of the pass were dropped; the log shows why")
             found.append(sample)
         return found
 

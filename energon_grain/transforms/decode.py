@@ -149,7 +149,7 @@ def check_unpacked(archive: zipfile.ZipFile, max_bytes: int | None) -> None:
     if max_bytes is not None and announced > max_bytes:
         raise ValueError(f"unpacks to {announced} bytes, above SampleDecoder(max_part_bytes={max_bytes})")
     if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
-        raise ValueError("uses another compression method than deflate")
+        raise ValueError("uses a compression method other than deflate")
 
 
 def decode_tenbin(data: Buffer) -> list[npt.NDArray[Any]]:
@@ -261,7 +261,7 @@ class SampleDecoder:
     """Decodes the parts of samples.
 
     The text after the last dot of a part's name selects the decoder (`jpg`, also for `left.jpg`); a final `.gz` is
-    unpacked first. Parts with other extensions stay bytes.
+    decompressed first. Parts with other extensions stay bytes.
 
     | extension | value |
     |---|---|

@@ -348,7 +348,7 @@ class NvImageCodec:
         mode = IMAGE_MODES[self.image_decode]
         if mode.form == "pil" or mode.colour != "RGB":
             raise ConfigError(
-                f"image_decode={self.image_decode!r}: image_decoder='nvimgcodec' decodes only to arrays in RGB: use "
+                f"image_decode={self.image_decode!r}: image_decoder='nvimgcodec' decodes only to RGB arrays: use "
                 f"rgb8, rgb, torchrgb8 or torchrgb"
             )
         _nvimgcodec()

@@ -529,16 +529,16 @@ class HostsStats:
 
 @public
 def merge_stats(gathered: Iterable[LoaderStats | Mapping[str, Any]]) -> HostsStats:
-    """Merge the numbers of several hosts, and find the slowest host.
+    """Merge the statistics of several hosts, and find the slowest host.
 
-    The program gathers them: `as_dict()` of each host is JSON-native, so PyTorch's `all_gather_object` accepts it, and
-    JAX's `process_allgather` accepts the bytes of its JSON.
+    The program gathers the statistics: `as_dict()` of each host is JSON-native, so PyTorch's `all_gather_object`
+    accepts it, and JAX's `process_allgather` accepts the bytes of its JSON.
 
     Args:
         gathered: `loader.stats()` or its `as_dict()`, for each host.
 
     Raises:
-        ValueError: It is empty.
+        ValueError: `gathered` is empty.
     """
     hosts = tuple(each if isinstance(each, LoaderStats) else LoaderStats.from_dict(each) for each in gathered)
     if not hosts:

@@ -176,7 +176,7 @@ def test_hosts_that_amend_differently(run: Run) -> None:
     run.loaders[0].amend(weights={"a": 1, "b": 1})
     run.loaders[1].amend(weights={"a": 1, "b": 2})
     run.step(1)
-    with pytest.raises(StateError, match="amended in another way on some hosts"):
+    with pytest.raises(StateError, match="amended differently on some hosts"):
         merge_cursors([loader.save_state_rank() for loader in run.loaders])
 
 
@@ -255,7 +255,7 @@ def test_wrong_arguments(run: Run) -> None:
     run.start()
     loader = run.loaders[0]
     for change, said in [
-        ({"weights": {"a": 1}}, "do not name .*b"),
+        ({"weights": {"a": 1}}, "weights has no entry for .*b"),
         ({"weights": {"a": 1, "b": 1, "z": 1}}, "there is no dataset 'z'; there are .*a.*b"),
         ({"weights": {"a": 0, "b": 0}}, "all weights are 0"),
         ({"weights": {"a": 3, "b": 1}}, "nothing changes"),

@@ -423,7 +423,7 @@ def test_options_that_do_not_fit_are_refused(texts: Path) -> None:
     for arguments, message in (
         ((path, "--dataset-config", "x.yaml"), "is a metadataset"),
         ((texts / "a", "--split", "tran"), "there is no split part 'tran'. Did you mean 'train'?"),
-        ((texts / "a", "--split-ratio", "1,1"), "leave out --split-ratio"),
+        ((texts / "a", "--split-ratio", "1,1"), "remove --split-ratio"),
     ):
         outcome = run("info", *arguments)
         assert isinstance(outcome.exception, ConfigError | SplitError)

@@ -634,7 +634,7 @@ def test_what_was_prepared_stays_what_it_is(records_root: Path) -> None:
     prepare_dataset(records_root, tar_index_only=True)
     assert open_columnar(records_root).content_id != before
     assert holds_records(records_root)
-    with pytest.raises(ConfigError, match="tar_index_only takes no records"):
+    with pytest.raises(ConfigError, match="tar_index_only cannot be combined with records"):
         prepare_dataset(records_root, tar_index_only=True, records="raw")
     (records_root / ".nv-meta" / "records.json").write_text("damaged")
     prepare_dataset(records_root, force_overwrite=True, records="raw")

@@ -840,7 +840,7 @@ def test_parts_that_are_not_read_do_not_matter(tmp_path: Path) -> None:
     [
         ([{"path": "x.parquet", "by": "row"}, {"path": "x.parquet"}], ConfigError, "remove `by: row`"),
         ([{"path": "x.parquet", "keys": "none"}], KeyNotFoundError, "no column 'none'; the columns are n, text"),
-        ([{"path": "x.parquet", "keys": "n", "by": "row"}], ConfigError, "keys have no meaning"),
+        ([{"path": "x.parquet", "keys": "n", "by": "row"}], ConfigError, "`keys` has no effect with `by: row`"),
         ([{"path": "x.parquet"}, {"path": "same.parquet", "keys": "n"}], DuplicateKeyError, "are duplicates"),
         (
             [{"path": "x.parquet"}, {"path": "null.parquet", "keys": "n"}],
@@ -853,7 +853,7 @@ def test_parts_that_are_not_read_do_not_matter(tmp_path: Path) -> None:
             "10 of 10 keys of .* are missing in",
         ),
         ([{"path": "ids.bin", "keys": "n"}], ConfigError, "its keys are numbers; remove `keys`"),
-        ([{"path": "mixture.yaml"}], ConfigError, "is a metadataset; join the datasets in it"),
+        ([{"path": "mixture.yaml"}], ConfigError, "is a metadataset: join the datasets in it"),
         ([{"path": "tars", "by": "row"}], ConfigError, "its samples are joined by their own keys"),
     ],
 )

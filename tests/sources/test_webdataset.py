@@ -165,7 +165,7 @@ def test_a_group_reads_what_its_sources_read(dataset: Path, parts: Any) -> None:
 
 
 def test_impossible_selections(dataset: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no shard 'none\.tar'; its 3 are like 'shard_000\.tar'"):
+    with pytest.raises(ConfigError, match=r"has no shard 'none\.tar'; it has 3, such as 'shard_000\.tar'"):
         WebDatasetSource(dataset, shards=["none.tar"])
     with pytest.raises(ConfigError, match=r"subset \[3, 24\)"):
         WebDatasetSource(dataset, start=3, stop=24)

@@ -95,7 +95,7 @@ def test_one_hosts_state_with_drops_is_not_for_other_hosts(text_dataset: MakeDat
     for _ in range(10):
         global_batch(streams)
     [single] = open_hosts(path, 1, 8)
-    with pytest.raises(StateError, match="records what was dropped in its own lanes only"):
+    with pytest.raises(StateError, match="records the dropped samples of its own lanes only"):
         single.restore(streams[0].cursor())
     with pytest.raises(StateError, match="the states of all hosts are needed"):
         merge_cursors([streams[0].cursor()])

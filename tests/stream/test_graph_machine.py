@@ -32,7 +32,7 @@ from energon_grain.testing import make_text_dataset
 pytestmark = pytest.mark.slow
 
 _REFUSED = (
-    "an endless dataset has no number of repeats",
+    "an endless dataset cannot be repeated",
     "of a dataset that filters, groups or packs",
     "whose passes differ in length",
     "cannot contain a blend by repetitions",

@@ -264,7 +264,7 @@ def test_packs_are_repeated(text_dataset: MakeDataset) -> None:
 def test_repetitions_of_unknown_length_are_whole(text_dataset: MakeDataset) -> None:
     with pytest.raises(ConfigError, match="use a whole number"):
         Stream.of(RepeatDataset(packs(ordered(text_dataset(5))), repeats=1.5))
-    with pytest.raises(ConfigError, match="an endless dataset has no number of repeats"):
+    with pytest.raises(ConfigError, match="an endless dataset cannot be repeated"):
         Stream.of(RepeatDataset(packs(RepeatDataset(ordered(text_dataset(5)))), repeats=2))
 
 

@@ -519,7 +519,7 @@ def psnr_of(found: Any, expected: Any) -> float:
 
 @pytest.mark.parametrize("mode", ["l8", "pil", "rgba"])
 def test_modes_that_are_not_rgb_are_refused(mode: Any) -> None:
-    with pytest.raises(ConfigError, match="only to arrays in RGB"):
+    with pytest.raises(ConfigError, match="only to RGB arrays"):
         SampleDecoder(image_decoder="nvimgcodec", image_decode=mode)
 
 

@@ -269,7 +269,7 @@ def postscript_start(size_bytes: int) -> int:
     """Start of a file's postscript. Raises FormatError when the file is too short to have one."""
     if size_bytes < 2 * BLOCK_BYTES or size_bytes % BLOCK_BYTES:
         raise FormatError(
-            f"is not an ArrayRecord file: its {size_bytes} bytes are not a multiple of 64 KiB, or too few"
+            f"is not an ArrayRecord file: its size of {size_bytes} bytes is too small, or not a multiple of 64 KiB"
         )
     return size_bytes - BLOCK_BYTES
 
@@ -376,7 +376,7 @@ def read_records(
         if place >= len(chunks[chunk]):
             raise ReadError(
                 f"{paths[int(file[number])]}: record {int(record[number])}: its chunk has fewer records than "
-                f"the footer lists"
+                f"the footer lists; the file is damaged"
             )
         found.append(chunks[chunk][place])
     return found

@@ -269,7 +269,7 @@ class IndexedSource(SelectedSource):
         unknown = next((name for name in names if name not in numbers), None)
         if unknown is not None:
             raise ConfigError(
-                f"{self.path}: has no shard {unknown!r}; its {len(known)} are like {next(iter(known), None)!r}"
+                f"{self.path}: has no shard {unknown!r}; it has {len(known)}, such as {next(iter(known), None)!r}"
             )
         return np.array([numbers[name] for name in names], np.int64)
 

@@ -71,7 +71,7 @@ class ColumnKind:
             _check_codes(array)
         except KeyError as error:  # pyarrow does not support intervals of months, days and milliseconds
             kind = table.schema.field(name).type
-            raise NotImplementedError(f"type {kind}") from error
+            raise NotImplementedError(f"the type {kind} is not supported") from error
         if _is_blank(array.type):  # pandas writes this type for a column of nulls
             return array.cast(self.arrow)
         kinds = self, _kind(array.type, self.feature)
@@ -232,7 +232,9 @@ def _check_codes(array: Any) -> None:
         wrong = np.flatnonzero((codes < 0) | (codes >= count))
         wrong = wrong if is_valid is None else wrong[is_valid[wrong]]
         if len(wrong):
-            raise ValueError(f"row {wrong[0]} has code {codes[wrong[0]]} of a dictionary of {count} values")
+            raise ValueError(
+                f"row {wrong[0]} has dictionary code {codes[wrong[0]]}, but the dictionary has {count} values"
+            )
         _check_codes(array.dictionary)
     elif is_.is_struct(array.type):
         for place in range(array.type.num_fields):

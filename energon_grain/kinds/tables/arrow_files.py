@@ -223,18 +223,20 @@ class ArrowFiles(TableFiles):
             prefix = len(mark) + 4
             length = int.from_bytes(data[len(mark) : prefix], "little", signed=True)
             if len(data) < prefix or (marks and not mark):
-                raise ValueError(f"expected a message or the end of the table @ {at}")
+                raise ValueError(f"expected a message or the end of the table at byte {at}")
             if length == 0:
                 return
             if not 0 < length <= min(_LARGEST_HEAD_BYTES, end - at - prefix):
-                raise ValueError(f"a message @ {at} has a head of {length} bytes, but the file has {size_bytes}")
+                raise ValueError(
+                    f"the message at byte {at} has a head of {length} bytes, but the file has {size_bytes}"
+                )
             if prefix + length > len(data):
                 data = self._read(file, at, at + prefix + length)
             digest.update(data)
             message = _message(data[: prefix + length], at)
             if not 0 <= message.body_bytes <= end - at - len(message.head):
                 data = f"has a body of {message.body_bytes} bytes, but the file has {size_bytes}"
-                raise ValueError(f"a message @ {at} {data}")
+                raise ValueError(f"the message at byte {at} {data}")
             yield message
             at, marks = at + message.size, mark
 
@@ -308,7 +310,7 @@ def _column_extents(schema: Any, start: int, size: int, _: int, head: bytes) -> 
     except (KeyError, NotImplementedError):  # pyarrow does not support intervals of months, days and ms
         return np.tile([begin, stop, -(-(stop - begin) // max(1, len(schema)))], (len(schema), 1))
     if sum(map(len, nodes)) != len(batch.numbers(1)):
-        raise ValueError(f"a message @ {start} has columns that differ from the schema")
+        raise ValueError(f"the message at byte {start} has columns that differ from the schema")
     ends = np.cumsum([0, *(sum(count for count, _ in column) for column in nodes)])
     if ends[-1] != len(buffers) or next(views, None) is not None:
         return np.tile([begin, stop, -(-(stop - begin) // max(1, len(schema)))], (len(schema), 1))
@@ -386,15 +388,15 @@ def _message(head: bytes, at: int) -> _Message:
             batch, header = _batch(message), message.table(2)
             rows = batch.number("q", 0)
             if rows < 0:
-                raise ValueError(f"a message @ {at} has {rows} rows")
+                raise ValueError(f"the message at byte {at} has {rows} rows")
             nodes = batch.numbers(1)
             if len(nodes) and nodes[0, 0] != rows:
-                raise ValueError(f"a message @ {at} has {rows} rows, but its first column has {nodes[0, 0]}")
+                raise ValueError(f"the message at byte {at} has {rows} rows, but its first column has {nodes[0, 0]}")
             _check_buffers(batch.numbers(2), body_bytes, at)
             dictionary = (header.number("q", 0), header.number("B", 2) != 0) if kind == _DICTIONARY else None
             found = replace(found, rows=rows, is_compressed=bool(batch.place(3)), dictionary=dictionary)
         elif kind != _SCHEMA:
-            raise ValueError(f"a message @ {at} is of kind {kind}, which does not occur in tables")
+            raise ValueError(f"the message at byte {at} is of kind {kind}, which does not occur in tables")
     return found
 
 
@@ -412,10 +414,10 @@ def _check_buffers(buffers: Int64Array, body_bytes: int, at: int) -> None:
     """
     start, size = buffers[(buffers != 0).any(axis=1)].T
     if (start < 0).any() or (size < 0).any() or (start > body_bytes).any() or (size > body_bytes).any():
-        raise ValueError(f"a message @ {at} has buffers outside its body")
+        raise ValueError(f"the message at byte {at} has buffers outside its body")
     ends, nexts = np.concatenate([[0], start + size]), np.concatenate([start, [body_bytes]])
     if not any((-(-ends // each) * each == nexts).all() for each in _ALIGNMENTS):
-        raise ValueError(f"a message @ {at} has buffers that are not contiguous in its body")
+        raise ValueError(f"the message at byte {at} has buffers that are not contiguous in its body")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -469,7 +471,7 @@ def _within_the_head(at: int) -> Generator[None]:
     try:
         yield
     except struct.error as error:
-        raise ValueError(f"a message @ {at} has an offset outside its head") from error
+        raise ValueError(f"the message at byte {at} has an offset outside its head") from error
 
 
 _Block = tuple[int, int, int, int]
@@ -510,13 +512,13 @@ class _Footer:
             found = [each for each in messages if each.kind == kind]
             blocks = [(kind, each.start, len(each.head), each.body_bytes) for each in found]
             if blocks != [block for block in self.blocks if block[0] == kind]:
-                raise ValueError(f"its footer does not list its {counted(len(found), what)}")
+                raise ValueError(f"its footer does not match its {counted(len(found), what)}")
         for each in messages:
             if each.dictionary is not None:
                 name, adds = each.dictionary
                 if adds != (name in begun):
                     what = "is extended before it begins" if adds else "begins again"
-                    raise ValueError(f"dictionary {name} @ {each.start} {what}")
+                    raise ValueError(f"dictionary {name} at byte {each.start} {what}")
                 begun.add(name)
         written, options = _MAGIC + bytes(2) + self._data, pyarrow.ipc.IpcReadOptions(ensure_native_endian=False)
         with pyarrow.ipc.open_file(pyarrow.py_buffer(written), options=options) as opened:

@@ -167,7 +167,7 @@ class MdsFiles(TableFiles):
             self._compared.add(file)
             begins = _begins(data[: 4 * (count + 2)], count, len(data))
             if begins[-1] != len(data):  # pyarrow's Brotli leaves missing bytes uninitialised
-                raise ValueError(f"its samples end @ {begins[-1]}, but its index lists {len(data)} bytes")
+                raise ValueError(f"its samples end at byte {begins[-1]}, but its index lists {len(data)} bytes")
         bounds = _bounds(data, begins, shard.column_sizes)
         arrays: list[Any] = []
         for name in names:

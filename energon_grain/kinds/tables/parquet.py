@@ -279,7 +279,7 @@ def _chunks(entries: Sequence[dict[int, Any]], leaves: Sequence[Leaf], *, end: i
         codec, values, unpacked, packed, pages, dictionary = (number(own, field) for field in _FIELDS)
         begin = min(pages, dictionary) if dictionary else pages
         if not (0 <= begin <= begin + packed <= end and 0 <= unpacked < MAX_ROWS):
-            raise ValueError(f"a column at bytes {begin} to {begin + packed}, but the footer begins @ {end}")
+            raise ValueError(f"a column at bytes {begin} to {begin + packed}, but the footer begins at byte {end}")
         chunks.append(
             Chunk(leaf=leaf, start=begin, stop=begin + packed, unpacked_bytes=unpacked, values=values, codec=codec)
         )

@@ -176,10 +176,12 @@ def _pages(data: memoryview, chunk: Chunk) -> _Pages:
         except IndexError:
             break  # old writers declare a few bytes too few; pyarrow finds no page or a partial one here
         except ValueError as error:
-            raise ValueError(f"its page @ {chunk.start + at} has a damaged header: {error}") from error
+            raise ValueError(f"the page at byte {chunk.start + at} has a damaged header: {error}") from error
         unpacked, packed = number(head, _UNPACKED), number(head, _PACKED)
         if unpacked < 0 or packed < 0:
-            raise ValueError(f"its page @ {chunk.start + at} declares {packed} bytes, {unpacked} uncompressed")
+            raise ValueError(
+                f"the page at byte {chunk.start + at} declares a size of {packed} bytes, {unpacked} uncompressed"
+            )
         found.unpacked_bytes += unpacked
         found.largest_bytes = max(found.largest_bytes, unpacked)
         _add(found, head, unpacked, data[at : at + packed])

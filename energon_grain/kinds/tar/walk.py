@@ -165,7 +165,9 @@ class TarBytes:
 
     def _check_start(self) -> None:
         if not self.size_bytes:
-            raise self.error(0, "the file is empty", "Even a tar without members has two zero blocks: create it again.")
+            raise self.error(
+                0, "the file is empty", "Even a tar without members contains two zero blocks. Create the shard again."
+            )
         start = self.data.read_random(0, BLOCK)
         if len(start) == BLOCK and checksum_holds(start):  # a first member may be named `BZh.txt`
             return
