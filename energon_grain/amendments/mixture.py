@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from energon_grain.datasets.dataset import SavableDataset, put
+from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.lowering import nodes_below
 from energon_grain.datasets.mixtures import BlendDataset, amended_blend
 from energon_grain.errors import AmendmentError
@@ -149,6 +150,7 @@ def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Map
             old.children.append(child)
         places[number] = place
     added = {id(child) for child in new.children}
+    _check_same_data(old, places, added)
     for number, place in places.items():
         one, other = old.children[place], new.children[number]
         if id(one) in added:
@@ -163,6 +165,22 @@ def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Map
     if isinstance(new.node, BlendDataset):
         old.node = new.node
     return _take_over(old, new, places, start, position) or changed
+
+
+def _check_same_data(old: Mixture, places: Mapping[int, int], added: set[int]) -> None:
+    """Refuse an added leaf that selects other samples from the data of a leaf that is gone."""
+    kept = set(places.values())
+    drawn = [place for place, weight in enumerate(old.weights) if weight and place not in kept]
+    gone = [name for place in drawn for name in old.children[place].names()]
+    for node in (child.node for child in old.children if id(child) in added):
+        if not isinstance(node, LeafDataset) or node.name is not None:
+            continue
+        data = "/".join(node.identity[:3]) + "/"
+        if any(name.startswith(data) for name in gone):
+            raise AmendmentError(
+                f"{node.label}: its `where` or `subset` changed, which makes it another dataset in another order, so "
+                f"samples would repeat; leave them unchanged"
+            )
 
 
 def _take_over(old: Mixture, new: Mixture, places: Mapping[int, int], start: str, position: int) -> bool:

@@ -12,12 +12,10 @@ import typer
 
 from energon_grain.amendments.history import Amendments
 from energon_grain.amendments.mixture import units
-from energon_grain.cli.checkpoint import read_saved
+from energon_grain.cli.checkpoint import amendments_of, read_saved
 from energon_grain.cli.run import Run, of_a_run
 from energon_grain.cli.terminal import Answer, significant
 from energon_grain.storage.atomic import atomic_write_bytes
-from energon_grain.stream.cursor import Cursor
-from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stream import Stream
 from energon_grain.words import counted, table
@@ -72,7 +70,7 @@ def amend(
         energon-grain checkpoint amend state.json --to mix.yaml -o new.json
     """
     cursor = read_saved(state)
-    known = 0 if "amendments" not in cursor else len(_amendments(cursor).steps)
+    known = 0 if "amendments" not in cursor else len(amendments_of(cursor).steps)
     size = batch_size or cursor["history"][-1][4] // run.world_size or 1
     with Stream.of(run.dataset(to, batch_size=size)) as stream:
         stream.restore(cursor, on_change="amend", note=note)
@@ -96,7 +94,7 @@ def history(state: _State) -> Answer:
         energon-grain checkpoint history state.json --json
     """
     cursor = read_saved(state)
-    log = _amendments(cursor).log if "amendments" in cursor else []
+    log = amendments_of(cursor).log if "amendments" in cursor else []
     lines = [f"{counted(len(log), 'change')} of the mixture until step {cursor['step']:,}."]
     for each in log:
         note = f": {each.note}" if each.note else ""
@@ -106,11 +104,6 @@ def history(state: _State) -> Answer:
         ]
         lines += ["", f"Step {each.step:,} (item {each.item:,}){note}", *table(rows, "<>>")]
     return Answer(document=[asdict(each) for each in log], lines=lines)
-
-
-def _amendments(cursor: Cursor) -> Amendments:
-    host, hosts = cursor["host"]
-    return Amendments.of_texts(cursor["amendments"], Share(host, hosts, cursor["lanes"]), (host, hosts))
 
 
 def _changes(amendments: Amendments, spec: StreamSpec) -> list[DatasetChange]:
@@ -143,7 +136,7 @@ def _change_of(name: str, samples: int | None, drawn: float | None, before: floa
 
 
 def _lines(changes: list[DatasetChange]) -> list[str]:
-    rows = [("dataset", "samples", "drawn", "passes", "before", "after", "never drawn")]
+    rows = [("dataset", "samples", "drawn", "passes", "before", "after", "left undrawn")]
     rows += [
         (
             _short(each.name),

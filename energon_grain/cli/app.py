@@ -146,12 +146,12 @@ cache = typer.Typer(cls=_Group, no_args_is_help=True)
 
 @checkpoint.callback()
 def _checkpoint() -> None:
-    """Look at saved states of loaders."""
+    """Show and change saved states of loaders."""
 
 
 @cache.callback()
 def _cache() -> None:
-    """Look after the local cache of object stores."""
+    """Manage the local cache of object stores."""
 
 
 app.add_typer(checkpoint, name="checkpoint", rich_help_panel=_LOOK)

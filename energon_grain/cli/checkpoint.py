@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from energon_grain.amendments.history import Amendments
 from energon_grain.cli.plot import count_leaves
 from energon_grain.cli.run import Run, of_a_run
 from energon_grain.cli.terminal import Answer, DataPath, significant
@@ -373,7 +374,7 @@ def _leaves(cursor: Cursor, manifest: Mapping[str, Any], dropped: int, spec: Str
     before = _items_before(cursor)
     if not manifest["endless"]:
         before = min(before, cursor["pass"] * pass_length(manifest["mixture"], sizes))
-    draws: Sequence[float] = leaf_draws(manifest["mixture"], sizes, before + cursor["item"] + dropped)
+    draws = _draws(cursor, manifest["mixture"], sizes, before + cursor["item"] + dropped, [name for name, _ in leaves])
     shares = _shares(draws)
     known: Sequence[float | None] = draws
     if cursor["held"]:  # items consist of several samples; the states of the lanes count those
@@ -382,6 +383,20 @@ def _leaves(cursor: Cursor, manifest: Mapping[str, Any], dropped: int, spec: Str
         LeafState(name=name, samples=size, share=share, draws=drawn, epochs=None if drawn is None else drawn / size)
         for (name, _), size, share, drawn in zip(leaves, sizes, shares, known, strict=True)
     ]
+
+
+def _draws(cursor: Cursor, mixture: Any, sizes: list[int], items: float, names: list[str]) -> Sequence[float]:
+    """About how many samples of each leaf the first items of a run have."""
+    if "amendments" not in cursor:
+        return leaf_draws(mixture, sizes, items)
+    drawn = amendments_of(cursor).drawn(int(items))
+    return [drawn.get(name, 0.0) for name in names]
+
+
+def amendments_of(cursor: Cursor) -> Amendments:
+    """Read the changes of the mixture in a state that has some."""
+    host, hosts = cursor["host"]
+    return Amendments.of_texts(cursor["amendments"], Share(host, hosts, cursor["lanes"]), (host, hosts))
 
 
 def _shares(draws: Sequence[float]) -> list[float | None]:

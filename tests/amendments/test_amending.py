@@ -312,3 +312,27 @@ def test_a_limit_above_the_blend_is_refused(data: Path) -> None:
     dataset = BatchDataset(LimitDataset(BlendDataset((parts[0], 1), (parts[1], 1)), 30), 3, list)
     with get_savable_loader(dataset) as loader, pytest.raises(AmendmentError, match="cannot be amended yet"):
         loader.amend(weights={"a": 1, "b": 2})
+
+
+def test_another_selection_of_the_same_data_is_refused(run: Run) -> None:
+    run.start()
+    run.step(3)
+    state = run.state()
+    yaml = run.data / "mixture.yaml"
+    yaml.write_text(
+        yaml.read_text().replace(f"path: {run.data / 'b'}", f"path: {run.data / 'b'}\n      subset: {{range: [0, 20]}}")
+    )
+    dataset = get_train_dataset(
+        yaml,
+        batch_size=GLOBAL_BATCH,
+        shuffle_buffer_size=8,
+        max_samples_per_sequence=4,
+        lanes=LANES,
+        task_encoder=Plain(),
+        worker_config=WorkerConfig(0, 1, 0),
+    )
+    with (
+        get_savable_loader(dataset) as loader,
+        pytest.raises(AmendmentError, match=r"b: its `where` or `subset` changed"),
+    ):
+        loader.restore_state_rank(state, on_change="amend")

@@ -64,6 +64,11 @@ def test_a_state_is_amended_listed_and_continued(root: Path) -> None:
         continued.restore_state_rank(json.loads(changed.read_text()))
         amended.restore_state_rank(json.loads(state.read_text()), on_change="amend")
         assert [next(continued).__key__ for _ in range(5)] == [next(amended).__key__ for _ in range(5)]
+        amended_state = root / "later.json"
+        amended_state.write_text(json.dumps(continued.save_state_rank()))
+    info = json.loads(run("checkpoint", "info", amended_state, "--json").stdout)
+    drawn = {Path(leaf["name"].rpartition("/train")[0]).name: leaf["draws"] for leaf in info["leaves"]}
+    assert (drawn["large"], drawn["new"]) == (36 + 20, 20)
     again = run("checkpoint", "amend", changed, "--to", new)
     assert "Nothing changes" in again.stdout
 
