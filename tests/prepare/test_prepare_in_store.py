@@ -332,7 +332,7 @@ def test_a_jsonl_object_is_read_once(lines: Callable[[bytes], str], bucket: Buck
 
 
 def test_lines_that_are_wrong_are_named(lines: Callable[[bytes], str]) -> None:
-    with pytest.raises(DecodingError, match=r"x\.jsonl: 1 of 3 lines hold no JSON object: x\.jsonl:2: b'oops'"):
+    with pytest.raises(DecodingError, match=r"x\.jsonl: 1 of 3 lines contain no JSON object: x\.jsonl:2: b'oops'"):
         prepare_jsonl(lines(b'{"a": 1}\noops\n{"b": 2}\n'))
     with pytest.raises(ReadError, match="no such object"):
         prepare_jsonl(lines(b"{}\n").replace("x.jsonl", "none.jsonl"))
