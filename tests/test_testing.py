@@ -235,7 +235,7 @@ def test_formats(tmp_path: Path, tar_format: int) -> None:
 @pytest.mark.parametrize(
     ("samples", "options", "said"),
     [
-        ([], {"shards": 1, "samples_per_shard": 1}, "not both"),
+        ([], {"shards": 1, "samples_per_shard": 1}, "shards and samples_per_shard are both set: use only one of them"),
         ([], {"shards": 0}, "at least 1"),
         ([{"txt": "1"}], {}, "no `__key__`"),
     ],

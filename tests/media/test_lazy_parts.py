@@ -342,7 +342,7 @@ def test_which_parts_are_lazy() -> None:
     assert [decoder.lazy_from(part) for part in ("jpg", "mp4.gz", "json", "")] == [None] * 4
     for options in ({"lazy_bytes": None}, {"guess_content": True}):
         assert SampleDecoder(**options).lazy_from("mp4") is None  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="lazy_bytes=0: must be at least 1"):
+    with pytest.raises(ConfigError, match="lazy_bytes=0: expected at least 1, or None"):
         SampleDecoder(lazy_bytes=0)
 
     class Own(SampleDecoder):

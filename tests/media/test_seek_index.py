@@ -230,7 +230,7 @@ def test_a_table_of_other_tars_is_not_used(folder: Path, caplog: pytest.LogCaptu
     write_tars(folder, [{"__key__": "new", "txt": "x"}], name=tar.name)
     prepare_dataset(folder, split_ratio={"train": 1}, crude=True, num_workers=0, force_overwrite=True)
     assert videos(folder).get("live-mkv.mkv").stream.read(4) == b"\x1a\x45\xdf\xa3"
-    assert "seek_table.bin: is of other tars than those that are there" in caplog.text
+    assert "seek_table.bin: belongs to other tars, so it is not used" in caplog.text
 
 
 def test_records_that_are_read_whole_get_no_index(folder: Path, tmp_path: Path) -> None:

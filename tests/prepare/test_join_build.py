@@ -141,7 +141,9 @@ def test_excludes_make_repeated_keys_unique(make: Make) -> None:
 
 def test_missing_keys_are_told(make: Make, tmp_path: Path) -> None:
     members = inputs(make("one", "a b c d e f g h"), make("two", "a"))
-    with pytest.raises(ConfigError, match=r"7 of 8 keys of .*one \[train\] are not in .*two \[train\]: 'b', .*'f', …"):
+    with pytest.raises(
+        ConfigError, match=r"7 of 8 keys of .*one \[train\] are missing in .*two \[train\]: 'b', .*'f', …"
+    ):
         build_join(members, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
     # A row that is skipped for one dataset lacks nothing in another.
@@ -156,7 +158,7 @@ def test_repeated_keys_are_told_with_their_places(make: Make, side: int) -> None
     with pytest.raises(DuplicateKeyError) as caught:
         build_join(members, None)
     message = str(caught.value)
-    assert "2 of its keys repeat" in message
+    assert "2 of its keys are duplicates" in message
     assert "'a' in s0.tar and in s1.tar" in message
     assert "'b' in s0.tar and in s2.tar" in message
 
@@ -386,10 +388,12 @@ def test_wrong_keys_are_told(primary: JoinedDataset, tmp_path: Path) -> None:
         build_join([primary, array], None)
     with pytest.raises(DuplicateKeyError, match=r"keys\.txt: .*1 of its keys .*'f' in line 2 and in line 4"):
         build_join([primary, keyed(tmp_path, "d f g f h i")], None)
-    with pytest.raises(ConfigError, match=r"1 of 5 keys of .*are not in .*keyed \(4 rows\): 'i'.*say at this array"):
+    with pytest.raises(
+        ConfigError, match=r"1 of 5 keys of .*are missing in .*keyed \(4 rows\): 'i'.*set on this array"
+    ):
         build_join([primary, keyed(tmp_path, "d f g h")], None)
     (tmp_path / "keys.txt").unlink()
-    with pytest.raises(DatasetNotFoundError, match=r"keys\.txt: here must be a text file"):
+    with pytest.raises(DatasetNotFoundError, match=r"keys\.txt: expected a text file with one key per line: "):
         JoinedArray(tmp_path / "keyed", tmp_path / "keys.txt")
 
 

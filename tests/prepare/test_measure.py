@@ -644,7 +644,7 @@ def test_which_join_is_measured(tmp_path: Path) -> None:
         measure_dataset(two, {"n": len})
     assert measure_dataset(two, {"n": len}, split_part="val", num_workers=0).samples == 6
     none = write_v2(tmp_path, "none.yaml", train={"path": "a"})
-    with pytest.raises(ConfigError, match=r"has no joins in the split 'train'.* measure datasets by their paths"):
+    with pytest.raises(ConfigError, match=r"has no joins in the split 'train'.* measure datasets by their own paths"):
         measure_dataset(none, {"n": len})
 
 
