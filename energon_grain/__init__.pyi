@@ -64,6 +64,7 @@ from .datasets.passes import (
 from .datasets.shuffling import ShuffleBufferDataset as ShuffleBufferDataset
 from .datasets.stream_map import IterMapDataset as IterMapDataset
 from .errors import (
+    AmendmentError as AmendmentError,
     ConfigError as ConfigError,
     DatasetNotFoundError as DatasetNotFoundError,
     DecodingError as DecodingError,

@@ -23,6 +23,7 @@
     │   └── MissingObjectError (FileNotFoundError)  an object store has no object of a name
     ├── StateError (ValueError)                a saved state cannot be used
     │   └── FingerprintError                   a saved state belongs to another configuration or other data
+    │       └── AmendmentError                 a change of a running mixture cannot be made
     ├── FatalSampleError (RuntimeError)        too many consecutive failures, or one that must not be skipped
     ├── WorkerError (RuntimeError)             a worker process died, cannot start, or belongs to another process
     └── SkipSample                             raised by user hooks to drop the current sample

@@ -228,11 +228,11 @@ def test_an_arrow_file_that_changes(tmp_path: Path) -> None:
 def test_numbers_of_groups(tmp_path: Path) -> None:
     """`info` says how many there are in English."""
     several = write_arrow(tmp_path / "several.arrow", {"n": list(range(40))}, compression="zstd")
-    assert "  6 record batches of " in run("info", several).output
+    assert "  6 record batches, 43 B on average" in run("info", several).output
     one = write_arrow(tmp_path / "one.arrow", {"n": [1]}, compression="zstd")
-    assert "  1 record batch of " in run("info", one).output
+    assert "  1 record batch, 25 B on average" in run("info", one).output
     runs = write_mds(tmp_path / "mds", {"n": list(range(40))}, shards=2)
-    assert "  2 runs of samples of " in run("info", runs).output
+    assert "  2 runs of samples, 160 B on average" in run("info", runs).output
 
 
 def test_nothing_is_read_of_no_samples(tmp_path: Path) -> None:
@@ -853,7 +853,7 @@ def test_parts_that_are_not_read_do_not_matter(tmp_path: Path) -> None:
             "10 of 10 keys of .* are missing in",
         ),
         ([{"path": "ids.bin", "keys": "n"}], ConfigError, "its keys are numbers; remove `keys`"),
-        ([{"path": "mixture.yaml"}], ConfigError, "is a metadataset: join the datasets in it"),
+        ([{"path": "mixture.yaml"}], ConfigError, "is a metadataset: join the datasets in it, and mix the joins"),
         ([{"path": "tars", "by": "row"}], ConfigError, "its samples are joined by their own keys"),
     ],
 )

@@ -249,7 +249,7 @@ def test_names_are_changed(tmp_path: Path) -> None:
     assert str(EPath("/x/a.tar").with_name("b")) == "/x/b"
     assert EPath(tmp_path).local_path() == tmp_path
     assert EPath(tmp_path).is_local()
-    with pytest.raises(ValueError, match="s3://bucket lies in an object store"):
+    with pytest.raises(ValueError, match="s3://bucket is in an object store"):
         EPath("s3://bucket").local_path()
 
 

@@ -237,9 +237,9 @@ def test_tars_of_two_datasets_or_beside_parquet_files_are_refused(hub: HubServer
     for repo in ("team/texts", "team/others"):
         hub.commit(repo, {"a.tar": tar.read_bytes(), "a.parquet": b"PAR1"})
     others = URL.replace("texts", "others")
-    with pytest.raises(ConfigError, match=r"one store; these lie in hf://datasets/team/others@.* and in .*/texts@"):
+    with pytest.raises(ConfigError, match=r"one store; these are in hf://datasets/team/others@.* and in .*/texts@"):
         keys([f"{URL}/a.tar", f"{others}/a.tar"], 1)
-    with pytest.raises(ConfigError, match=r"tars and Parquet files; write which are meant, as hf://.*/\*\*/\*\.tar"):
+    with pytest.raises(ConfigError, match=r"tars and Parquet files; name the files to read: hf://.*/\*\*/\*\.tar"):
         keys(URL, 1)
 
 

@@ -407,5 +407,5 @@ def test_arrays_are_refused(azure: AzureServer | Azurite, tmp_path: Path) -> Non
     from energon_grain.kinds.arrays.source import ArraySource
 
     EPath(write_array(tmp_path / "a", np.arange(6), chunk=(2,))).copy(EPath("az://box/a"))
-    with pytest.raises(ConfigError, match=r"^az://box/a: arrays are not read from Azure; copy them"):
+    with pytest.raises(ConfigError, match=r"^az://box/a: arrays cannot be read from Azure; copy them to another store"):
         ArraySource("az://box/a")

@@ -420,12 +420,12 @@ def test_what_comes_after_a_reader_was_closed_is_not_held(bucket: Bucket, monkey
         return read(*args)
 
     monkeypatch.setattr(files.versions, "read", waiting)
-    keeping = threading.Thread(target=files.keep, args=(url, 0, 1000))
-    keeping.start()
+    prefetching = threading.Thread(target=files.prefetch, args=(url, 0, 1000))
+    prefetching.start()
     assert began.wait(PATIENCE_S)
     files.close()
     go.set()
-    keeping.join()
+    prefetching.join()
     assert bucket.server.requests("x")
     assert held_ranges(ahead_bytes).size_bytes == 0
     bucket.server.reset()
@@ -511,7 +511,7 @@ def test_failures_are_told_to_workers(files: RemoteFiles, bucket: Bucket, method
 
 @may_fork
 def test_a_fork_of_a_process_that_has_read_is_told_the_way_out(files: RemoteFiles, bucket: Bucket) -> None:
-    said = r"x\.tar: this process was forked .* 'forkserver'` or 'spawn'"
+    said = r"x\.tar: this process was forked .* 'forkserver' or 'spawn' \(`multiprocessing_context='forkserver'`\)"
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(1, mp_context=fork) as pool, pytest.raises(WorkerError, match=said):
         pool.submit(digest, RemoteFiles(files.settings), f"{bucket.url}/x.tar", SIZE).result(PATIENCE_S)
