@@ -388,10 +388,10 @@ class Alike(TaskEncoder):
     [
         (
             Padding(),
-            r"sample \d+ of path.* among 24 .*than alone: \.text is uint8 \(\d+,\), not uint8 \(\d+,\)",
+            r"sample \d+ of path.* a call with 24 .*call with one: \.text is uint8 \(\d+,\), expected uint8 \(\d+,\)",
         ),
-        (Counting(), r"\['call'\]\['number'\]\[0\] is 1, not 25"),
-        (Alike(), r"it is dropped with SkipSample.*, not with ValueError"),
+        (Counting(), r"\['call'\]\['number'\]\[0\] is 1, expected 25"),
+        (Alike(), r"it is dropped with SkipSample.*, expected ValueError"),
         (Many(failing=frozenset(range(24))), r"nothing was checked: encode_samples dropped all: ValueError"),
     ],
 )

@@ -305,7 +305,7 @@ def test_a_blend_needs_a_weight_for_each_part(text_dataset: MakeDataset) -> None
     part: Any = get_train_dataset(
         text_dataset(24), batch_size=None, shuffle_buffer_size=None, max_samples_per_sequence=None, repeat=False
     )
-    with pytest.raises(ConfigError, match="2 datasets and 1 weights"):
+    with pytest.raises(ConfigError, match="2 datasets, but 1 weights from position 0 on"):
         BlendDataset(part.dataset, part.dataset, schedule=[(0, [1])])
 
 
@@ -412,7 +412,7 @@ def test_an_error_names_the_dataset_it_is_in(tmp_path: Path) -> None:
     train: Any = {"blend": [{"path": str(path), "weight": 1} for path in paths]}
     blend = MetadatasetV2(splits={"train": train})
     dataset = get_train_dataset(blend, batch_size=16, shuffle_buffer_size=None, max_samples_per_sequence=None)
-    with pytest.raises(ReadError, match=rf"{gone}.*put it back.*prepare {paths[3]} --force-overwrite"):
+    with pytest.raises(ReadError, match=rf"{gone}.*restore it.*prepare {paths[3]} --force-overwrite"):
         list(islice(get_savable_loader(dataset), 10))
 
 

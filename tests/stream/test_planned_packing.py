@@ -406,7 +406,7 @@ def test_what_does_not_go_together(tokens: Path, caplog: pytest.LogCaptureFixtur
         ({"packing": PLAN, "task_encoder": TaskEncoder()}, "has no pack_selected_samples"),
         ({"packing": PLAN, "packing_buffer_size": 9}, "both define the packs"),
         ({"packing": PLAN, "batch_size": budget}, "both define the packs"),
-        ({"packing": split, "task_encoder": Whole()}, "declare `ranges`"),
+        ({"packing": split, "task_encoder": Whole()}, "has no parameter `ranges`.*add the parameter"),
         ({"packing": PLAN, "task_encoder": Several()}, "is a generator function"),
         ({"packing": 4096}, "expected a plan, such as"),
         ({"batch_size": budget, "last_batch": "pad", "repeat": False}, "never padded"),
@@ -428,11 +428,11 @@ def test_what_does_not_go_together(tokens: Path, caplog: pytest.LogCaptureFixtur
         ({"costs": "tokens"}, "expected one cost and its capacity"),
         ({"costs": {"tokens": 3}, "capacity": 3}, "expected one cost and its capacity"),
         ({"costs": {}}, "expected one cost and its capacity"),
-        ({"costs": "tokens", "capacity": 0}, "capacity of tokens is 0"),
+        ({"costs": "tokens", "capacity": 0}, "capacity of tokens=0: expected a positive"),
         ({"costs": "tokens +", "capacity": 5}, "PackingPlan"),
-        ({"costs": "tokens", "capacity": 5, "window": 0}, "window is 0"),
+        ({"costs": "tokens", "capacity": 5, "window": 0}, "window=0: expected a positive"),
         ({"costs": "tokens", "capacity": 5, "oversize": "cut"}, "expected 'error', 'split'"),
-        ({"costs": "tokens", "capacity": 5, "max_samples": 0}, "max_samples is 0"),
+        ({"costs": "tokens", "capacity": 5, "max_samples": 0}, "max_samples=0: expected a positive"),
     ],
 )
 def test_plans_are_checked(arguments: Any, message: str) -> None:
