@@ -64,9 +64,9 @@ class _Number:
 _NUMBERS = {
     "batch_size": _Number("expected a positive number of samples, a CostBudget, or None for single samples", 1),
     "packing_buffer_size": _Number("expected a positive number of samples, or None for no packing", 1),
-    "shuffle_buffer_size": _Number("0 or more, or None", 0),
-    "max_samples_per_sequence": _Number("1 or more, or None", 1),
-    "parallel_shard_iters": _Number("1 or more, or None", 1),
+    "shuffle_buffer_size": _Number("expected 0 or more, or None", 0),
+    "max_samples_per_sequence": _Number("expected 1 or more, or None", 1),
+    "parallel_shard_iters": _Number("expected 1 or more, or None", 1),
     "virtual_epoch_length": _Number("expected a whole number of batches, or 0", may_be_none=False),
     "limit": _Number("expected a positive number of batches, or None for all", 1),
     "lanes": _Number("expected a positive number", 1),

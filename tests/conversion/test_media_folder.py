@@ -214,7 +214,7 @@ def test_rows_of_metadata_become_json(tmp_path: Path, form: str) -> None:
         ({"a.jpg": "", "metadata.csv": "file_name\na.jpg\na.jpg"}, DecodingError, r"row 2: a\.jpg has a row already"),
         ({"a.jpg": "", "a.json": "{}", "metadata.csv": "file_name\na.jpg"}, ConfigError, "becomes the part json"),
         ({"a.jpg": "", "a.png": "", "metadata.csv": "file_name\na.jpg\na.png"}, DecodingError, "another file of its"),
-        ({"a/1.jpg": "", "a/1.cls": "3"}, ConfigError, "its folder also defines a class"),
+        ({"a/1.jpg": "", "a/1.cls": "3"}, ConfigError, "its folder is a class, too"),
         ({"a\tb.jpg": ""}, FormatError, "control character"),
     ],
 )
@@ -283,7 +283,7 @@ def test_an_interrupted_conversion_goes_on_or_is_refused(tmp_path: Path) -> None
         convert_dataset(root, target, shard_samples=3)
     times = {name: (root / name).stat() for name in ("3.wav", "8.wav")}
     write(root, {"3.wav": bytes(101)})
-    with pytest.raises(RefusedError, match=r"other data \(content_id differ\)"):
+    with pytest.raises(RefusedError, match=r"unfinished write .*other data \(content_id differ\)"):
         convert_dataset(root, target, **arguments)
     write(root, {"3.wav": bytes([3]) * 100})
     os.utime(root / "3.wav", ns=(times["3.wav"].st_atime_ns, times["3.wav"].st_mtime_ns))
@@ -340,7 +340,7 @@ def test_the_command(tmp_path: Path, arguments: list[str], monkeypatch: pytest.M
     done = run("convert", "my photos", *arguments)
     if not arguments:
         assert isinstance(done.exception, ConfigError)
-        assert "pass TARGET" in str(done.exception)
+        assert "give TARGET" in str(done.exception)
         return
     assert done.exit_code == 0, done.output
     target = tmp_path / ("my photos-records" if "array-record" in arguments else "my photos-tars")

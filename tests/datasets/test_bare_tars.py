@@ -373,7 +373,7 @@ def test_errors(tars: Path, tmp_path: Path) -> None:
     wrong(f"{part}/shard_{{000..0.tar", ConfigError, "nbalanced")
     wrong(f"{part}/shard_{{0..99999999}}.tar", ConfigError, "expands to 100,000,000 names")
     wrong([part / "shard_000.tar"] * 2, ConfigError, "names shard_000.tar twice")
-    wrong([part / "shard_000.tar", "s3://bucket/x.tar"], ConfigError, "lie in one store; these lie in s3://bucket and")
+    wrong([part / "shard_000.tar", "s3://bucket/x.tar"], ConfigError, "be in one store; these are in s3://bucket and")
     wrong([], ConfigError, "a list of paths must contain one or more texts")
     wrong([3], ConfigError, "one or more texts, not")
     wrong(f"{part}/shard_000.tar::", ConfigError, "one side of a `::` is empty")

@@ -583,5 +583,5 @@ def test_a_store_says_how_values_are_read() -> None:
         def get_path(self) -> str:
             return "/somewhere"
 
-    with pytest.raises(TypeError, match="Silent has neither `read` nor `__getitem__`"):
+    with pytest.raises(TypeError, match="Silent implements neither `read` nor `__getitem__`"):
         Silent()

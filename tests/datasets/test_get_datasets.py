@@ -73,7 +73,7 @@ def keys(dataset: Any, batches: int | None = None) -> list[str]:
         ({"max_samples_per_sequence": 0}, r"max_samples_per_sequence=0: expected 1 or more, or None"),
         ({"shuffle_buffer_size": -1}, r"shuffle_buffer_size=-1: expected 0 or more, or None"),
         ({"parallel_shard_iters": 0}, r"parallel_shard_iters=0: expected 1 or more, or None"),
-        ({"shuffle_over_epochs_multiplier": 0}, r"shuffle_over_epochs_multiplier=0: 1 or more, -1 .* or None"),
+        ({"shuffle_over_epochs_multiplier": 0}, r"shuffle_over_epochs_multiplier=0: expected 1 or more, -1 .* or None"),
         ({"shuffle_over_epochs_multiplier": -2}, r"shuffle_over_epochs_multiplier=-2"),
         ({"virtual_epoch_length": -1}, r"virtual_epoch_length=-1 with repeat=True"),
         ({"virtual_epoch_length": 5, "repeat": False}, r"virtual_epoch_length=5 with repeat=False: .* endless"),
@@ -114,11 +114,11 @@ def test_what_is_wrong_is_said_by_the_call(
     for arguments, error, message in [
         ({"path": tmp_path / "nothing"}, DatasetNotFoundError, r"nothing: no such file or folder$"),
         ({"path": raw}, DatasetNotFoundError, r"run `energon-grain prepare .*raw`$"),
-        ({"split_part": "tran"}, SplitError, r"no split part 'tran'; it has .*Did you mean 'train'\?$"),
+        ({"split_part": "tran"}, SplitError, r"no split part 'tran'; the parts are 'train'.*Did you mean 'train'\?$"),
         ({"path": mixture}, SplitError, r"^metadataset: \$.*blend\[0\]: .*Did you mean 'train'\?$"),
-        ({"split_config": "x.yaml"}, SplitError, r"x\.yaml: no such split file; there is split\.yaml"),
+        ({"split_config": "x.yaml"}, SplitError, r"x\.yaml: no such split file; found split\.yaml"),
         ({"dataset_config": "x.yaml"}, ConfigError, r"x\.yaml: no such file"),
-        ({"sample_type": VQASample}, ConfigError, r"holds TextSample, but sample_type=VQASample was asked for$"),
+        ({"sample_type": VQASample}, ConfigError, r"contains TextSample, but sample_type=VQASample is requested$"),
         ({"sample_type": "TextSample"}, ConfigError, r"^sample_type='TextSample': expected a class"),
         ({"subset": [5, 13]}, ConfigError, r"^subset \[5, 13\]: split part 'train' of .*dataset has only 12 "),
         ({"batch_size": "32"}, ConfigError, r"^batch_size='32': expected a positive number"),
@@ -512,7 +512,9 @@ def test_no_decoding() -> None:
 
 def test_a_handler_has_no_effect() -> None:
     encoder = DefaultTaskEncoder()
-    with pytest.warns(DeprecationWarning, match="handler is ignored; pass it as WorkerConfig") as caught:
+    with pytest.warns(
+        DeprecationWarning, match=r"handler is ignored; use WorkerConfig\(global_error_handler=…\)"
+    ) as caught:
         get_train_dataset("s3://nowhere/data", task_encoder=encoder, handler=print, **TRAINING)
     assert len(caught) == 1
     assert encoder.decoder is DefaultTaskEncoder.decoder
@@ -524,7 +526,7 @@ def test_a_decoder_of_its_own_is_not_replaced() -> None:
 
     with (
         pytest.warns(DeprecationWarning, match="image_decode"),
-        pytest.raises(ConfigError, match=r"Encoder has the decoder .*of its own"),
+        pytest.raises(ConfigError, match=r"Encoder has its own decoder .*which this would replace"),
     ):
         get_train_dataset("s3://nowhere/data", task_encoder=Encoder(), image_decode="pil", **TRAINING)
 

@@ -276,10 +276,14 @@ def test_one_factory_for_each_sample_type(root: Path, name: str) -> None:
         (
             lambda path: CrudeWebdataset(path, **val(part_filter="parts.py:mine")),
             ConfigError,
-            r"part_filter='parts\.py:mine'\): expected names of parts, or a function",
+            r"part_filter='parts\.py:mine'\): expected part names, or a function",
         ),
-        (lambda path: CrudeWebdataset(path, **val(field_map=TEXTS)), ConfigError, "crude samples are not loaded"),
-        (lambda path: CrudeWebdataset(path, **val(sample_loader=loader)), ConfigError, "crude samples are not loaded"),
+        (lambda path: CrudeWebdataset(path, **val(field_map=TEXTS)), ConfigError, "are cooked; remove field_map"),
+        (
+            lambda path: CrudeWebdataset(path, **val(sample_loader=loader)),
+            ConfigError,
+            "are cooked; remove sample_loader",
+        ),
         (
             lambda path: DefaultDecoderWebdatasetFactory(path, **val(field_map=TEXTS)),
             ConfigError,

@@ -263,7 +263,7 @@ def test_errors_say_what_to_do(root: Path, tmp_path: Path) -> None:
     assert "reaches" in refused(ConfigError, {**here, "where": "bytes * 2**61 > 1"}, tmp_path)
     either = " or ".join(f"tokens == {n}" for n in range(590))
     both = refused(ConfigError, {**here, "where": either}, tmp_path, where=either.replace("==", "!="))
-    assert both.startswith("F/meta.yaml: $.splits.train: where, joined with that of the dataset around it: an express")
+    assert both.startswith("F/meta.yaml: $.splits.train: where, joined with that of the dataset around it: the expres")
     [column] = (root / ".nv-meta/columnar/columns").glob("tokens-*.npy")
     data = bytearray(column.read_bytes())
     data[-100] ^= 1

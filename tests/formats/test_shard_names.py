@@ -110,7 +110,7 @@ def test_split_files(tmp_path: Path) -> None:
 
 
 def test_lists_of_tars(given: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^../private/shard_000.tar: a shard is named by its path inside"):
+    with pytest.raises(ConfigError, match=r"^../private/shard_000.tar: a shard's path must be inside the dataset"):
         prepare_dataset(given, shards=["../private/shard_000.tar"], force_overwrite=True)
 
 

@@ -214,7 +214,7 @@ def test_grains_files_are_read_on_another_number_of_hosts(train: Train, tmp_path
 def test_missing_and_incomplete_states_are_named(train: Train, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     loaders = [get_loader(train(rank=host, world_size=2)) for host in range(2)]
-    with pytest.raises(StateError, match=r"empty holds neither energon_grain\.json"):
+    with pytest.raises(StateError, match=r"empty: contains neither energon_grain\.json"):
         read_into(loaders[0], tmp_path / "empty")
     grain_files(tmp_path / "data", loaders)
     (tmp_path / "data" / "process_1-of-2.json").unlink()

@@ -210,11 +210,11 @@ def test_static_values_are_refused_inside_a_trace():
         [ImageClassificationSample(__key__="a", __restore_key__=(), image=np.ones(2), label=i) for i in range(3)]
     )
     assert batch.label == [0, 1, 2]
-    with pytest.raises(TypeError, match=r"ImageClassificationSample\.label is no array.*Make it an array"):
+    with pytest.raises(TypeError, match=r"ImageClassificationSample\.label is not an array.*Make it an array"):
         jax.jit(lambda b: jnp.asarray(b.label))(batch)
-    with pytest.raises(TypeError, match="label is no array"):
+    with pytest.raises(TypeError, match="label is not an array"):
         jax.jit(lambda b: b.image * b.label[0])(batch)
-    with pytest.raises(TypeError, match="label is no array"):
+    with pytest.raises(TypeError, match="label is not an array"):
         jax.jit(lambda b: b.image * len(b.label))(batch)
 
 
@@ -240,7 +240,7 @@ def test_static_values_inside_mixed_containers_are_refused_inside_a_trace():
     traced = seen[0]
     assert type(traced.extras["a"][2]).__name__ == "Untraced"
     assert repr(traced.extras["a"][2]) == "<Rich.extras['a'][2], not available inside jax.jit>"
-    with pytest.raises(TypeError, match=r"Rich\.step is no array"):
+    with pytest.raises(TypeError, match=r"Rich\.step is not an array"):
         bool(traced.step)
 
 

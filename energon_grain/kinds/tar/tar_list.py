@@ -50,7 +50,7 @@ class TarList:
             raise ConfigError(f"{text}: one side of a `{BETWEEN}` is empty; write a path on both sides")
         stores = {(_BUCKET.match(piece) or [None])[0] for piece in pieces}
         if len(stores) > 1:
-            one, other, *_ = sorted(str(store or "this machine") for store in stores)
+            one, other, *_ = sorted(str(store or "the local file system") for store in stores)
             raise ConfigError(
                 f"{text}: the tars of one dataset must be in one store; these are in {one} and in {other}. Name each "
                 f"in its own metadataset entry, and combine them by `concat` or `blend_epochized`"
