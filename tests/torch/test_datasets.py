@@ -86,7 +86,7 @@ def test_all_workers_of_an_iteration_begin_the_same_pass(train: Train, options: 
     assert [told(batch) for batch in copy.deepcopy(dataset)] == [told(batch) for batch in two] == passes[5]
     dataset.set_epoch(1, step=2)
     assert [told(batch) for batch in two] == passes[1][2:]
-    with pytest.raises(ConfigError, match=r"set_epoch\(-1, step=0\): .* counted 0, 1, 2"):
+    with pytest.raises(ConfigError, match=r"set_epoch\(-1, step=0\): expected numbers of 0 or more"):
         dataset.set_epoch(-1)
 
 
@@ -95,7 +95,7 @@ def test_an_endless_stream_begins_again_and_says_so(train: Train, caplog: pytest
     first = next(iter(batches))
     assert caplog.text == ""
     assert told(next(iter(batches))) == told(first)
-    assert "give it a virtual_epoch_length" in caplog.text
+    assert "set virtual_epoch_length to divide it" in caplog.text
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -163,11 +163,11 @@ def test_workers_own_lanes_where_lanes_have_a_program(train: Train) -> None:
 
     alone, together = packs(0, 16), packs(2, 16, persistent_workers=True)
     assert [sorted(each) for each in together] == [sorted(each) for each in alone]
-    with pytest.raises(ConfigError, match=r"where pass 1 begins.*persistent_workers=True"):
+    with pytest.raises(ConfigError, match=r"where pass 1 starts.*persistent_workers=True"):
         packs(2, 4)
     with pytest.raises(ConfigError, match=r"num_workers=2.*repeat=True, or get_savable_loader"):
         list(loading(train(repeat=False, **PACKS), 2))
-    with pytest.raises(ConfigError, match=r"num_workers=2: .* of which there are 3: .* a multiple of 2"):
+    with pytest.raises(ConfigError, match=r"num_workers=2: .* but there are 3 lanes: .* a multiple of 2"):
         list(loading(train(lanes=3, **PACKS), 2))
     assert len(list(loading(train(repeat=False, **PACKS), 1))) == len(list(loading(train(repeat=False, **PACKS), 0)))
     dataset: Any = train(**PACKS)
@@ -212,7 +212,7 @@ def test_states_of_workers_are_checked(train: Train) -> None:
     with pytest.raises(StateError, match="not a state of a DataLoader's worker"):
         batches.load_state_dict({"energon_grain": "{"})
     inner = json.loads(state["energon_grain"])
-    with pytest.raises(StateError, match="one of 3 workers, and these are 1"):
+    with pytest.raises(StateError, match="one of 3 workers, but there are 1: load it with num_workers=3"):
         batches.load_state_dict({"energon_grain": json.dumps({**inner, "workers": 3})})
     for size in (3, 2):
         other: Any = iter(train(batch_size=size))

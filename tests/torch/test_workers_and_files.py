@@ -162,6 +162,6 @@ def test_forks_are_refused_before_they_are_made(
         for context in ("fork", multiprocessing.get_context("fork")):
             with (
                 loader_of(path, 2, multiprocessing_context=context) as loader,
-                pytest.raises(ConfigError, match=rf"{what}, .* does not outlive a fork; use 'forkserver'"),
+                pytest.raises(ConfigError, match=rf"{what},.* whose readers do not survive a fork: use 'forkserver'"),
             ):
                 next(loader)
