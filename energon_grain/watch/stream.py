@@ -94,8 +94,10 @@ class Stream(stream.Stream):
         self.statistics.stepped = WeakMethod(self._stepped)
 
     def _switch(self, spec: StreamSpec) -> None:
-        super()._switch(spec)
-        self.statistics.extend(["/".join(leaf.key) for leaf in spec.leaves], partial(expected_reads, spec))
+        if spec is not self.spec:
+            super()._switch(spec)
+            names = ["/".join(leaf.key) for leaf in spec.leaves]
+            self.statistics.extend(names, partial(expected_reads, spec), extension(COST_SHARES)(spec))
 
     def stats(self) -> LoaderStats:
         """Deliveries, times, and drops with their reasons. May be called from any thread."""
