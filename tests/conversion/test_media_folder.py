@@ -214,7 +214,7 @@ def test_rows_of_metadata_become_json(tmp_path: Path, form: str) -> None:
         ({"a.jpg": "", "metadata.csv": "file_name\na.jpg\na.jpg"}, DecodingError, r"row 2: a\.jpg has a row already"),
         ({"a.jpg": "", "a.json": "{}", "metadata.csv": "file_name\na.jpg"}, ConfigError, "becomes the part json"),
         ({"a.jpg": "", "a.png": "", "metadata.csv": "file_name\na.jpg\na.png"}, DecodingError, "another file of its"),
-        ({"a/1.jpg": "", "a/1.cls": "3"}, ConfigError, "its folder is a class, too"),
+        ({"a/1.jpg": "", "a/1.cls": "3"}, ConfigError, "its folder also defines a class"),
         ({"a\tb.jpg": ""}, FormatError, "control character"),
     ],
 )
@@ -340,7 +340,7 @@ def test_the_command(tmp_path: Path, arguments: list[str], monkeypatch: pytest.M
     done = run("convert", "my photos", *arguments)
     if not arguments:
         assert isinstance(done.exception, ConfigError)
-        assert "give TARGET" in str(done.exception)
+        assert "pass TARGET" in str(done.exception)
         return
     assert done.exit_code == 0, done.output
     target = tmp_path / ("my photos-records" if "array-record" in arguments else "my photos-tars")

@@ -270,7 +270,10 @@ def blend(*weights: Any, **arguments: Any) -> BlendDataset:
         (lambda: blend(1, schedule=[(0, [1]), (1e6, [1])]), r"starts at 1000000.0: expected a whole number"),
         (lambda: blend(1, 1, schedule=[(0, [1, 1]), (0, [1, 2])]), r"its starts are \[0, 0\]"),
         (lambda: blend(1, 1, schedule=[(0, [1])]), r"2 datasets, but 1 weights from position 0 on"),
-        (lambda: blend(1, 1, schedule=[(0, [1, -1])]), r"weights \[1, -1\] from position 0 on: expected 0 or more"),
+        (
+            lambda: blend(1, 1, schedule=[(0, [1, -1])]),
+            r"weights \[1, -1\] from position 0 on: each weight must be 0 or more",
+        ),
         (lambda: blend(1, 1, schedule=[(0, [1, 1]), (9, [0, 0])]), r"all weights from position 9 on are 0"),
         (lambda: blend(1, 1, schedule=[(0, [1, 0]), (9, [2, 0])]), r"weight 1 is 0 in every segment"),
         (lambda: BlendEpochizedDataset((leaf(), -1)), r"repetitions of dataset 0 is -1: expected a number above 0"),

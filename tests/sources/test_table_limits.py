@@ -316,7 +316,7 @@ def _intervals(path: Path, unit: int, inside: bool) -> Path:
 def test_intervals(tmp_path: Path, unit: int, name: str, inside: bool) -> None:
     path = _intervals(tmp_path / "x.arrow", unit, inside)
     with pytest.raises(
-        FormatError, match=rf"x\.arrow: record batch 0: column 'x': type .*{name}.*not support"
+        FormatError, match=rf"x\.arrow: record batch 0: column 'x': the type .*{name}.*not support"
     ) as error:
         rows_of(path)
     assert "damaged" not in str(error.value)
