@@ -302,7 +302,7 @@ def test_changed_bytes_are_found(
     column = read_column(path, "int64", rows, block_sums=writer.block_sums)
     sums = sums_of(path, column, writer)
     for block in range(-(-rows // 128)):
-        damaged = pytest.raises(IndexFileError, match=rf"c\.npy: block {block} is damaged .*; mend it")
+        damaged = pytest.raises(IndexFileError, match=rf"c\.npy: block {block} is damaged .*; repair it")
         with damaged if block in wrong else contextlib.nullcontext():
             sums.check(128 * block, min(128 * block + 128, rows))
 
@@ -354,7 +354,7 @@ def test_who_meets_damage_while_it_is_fetched_again_waits(tmp_path: Path) -> Non
 
 def sums_of(path: Path, column: Any, writer: ColumnWriter, **options: Any) -> BlockSums:
     known = {"checksum": writer.checksum, "block_sums": writer.block_sums}
-    return BlockSums(path, column, **known, where="c.npy", repair_advice="mend it", **options)
+    return BlockSums(path, column, **known, where="c.npy", repair_advice="repair it", **options)
 
 
 def test_appending_casts_and_accepts_strides(tmp_path: Path) -> None:
