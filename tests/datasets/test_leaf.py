@@ -198,7 +198,9 @@ def test_code_beside_the_data_is_run_where_the_program_trusts_it(
     def trusted() -> Any:
         return train(dataset, trusted_modules=["sample_loader.py"])
 
-    with pytest.raises(ConfigError, match=r"loading the trusted `sample_loader.py:load` in .*nv-meta failed: .*No such file"):
+    with pytest.raises(
+        ConfigError, match=r"loading the trusted `sample_loader.py:load` in .*nv-meta failed: .*No such file"
+    ):
         len(trusted())
     (dataset / ".nv-meta" / "sample_loader.py").write_text(BESIDE)
     for worker_type in ("thread", "process"):
