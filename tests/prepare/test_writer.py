@@ -431,7 +431,7 @@ def test_arguments(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             DatasetWriter(tmp_path / "x", **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="to a file system"):
+    with pytest.raises(ConfigError, match="write to a local folder, and upload it"):
         DatasetWriter("s3://bucket/x")
     assert not (tmp_path / "x").exists()
 
