@@ -205,6 +205,7 @@ class StreamLoader(OneSubscript[Item]):
         *,
         add: Mapping[str, Any] | None = None,
         remove: Sequence[str] = (),
+        exclude: Sequence[str] | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         note: str = "",
     ) -> None:
         """Change the mixture from the next step on. Every remaining dataset continues exactly where it is.
@@ -218,12 +219,16 @@ class StreamLoader(OneSubscript[Item]):
                 `split_part`, `subflavors` and `name`, as in a metadataset; or a dataset. Each needs a weight in
                 `weights`. Its samples are made in the same way as the others.
             remove: Names of datasets to remove. Samples held by packs or groups are still delivered.
+            exclude: Samples to leave out from now on, also without a blend: a list of keys that one dataset has each;
+                a mapping from names of datasets to keys, `<shard>/<key>` or shards, or to a condition over columns; or
+                a file with a key per line, or a dataset, a tab and a key (`.csv` with the header `dataset,key` and
+                `.json` likewise). The order of all other samples stays.
             note: Reason for the change, shown by `amendments`.
 
         Raises:
-            AmendmentError: There is no such dataset, or this stream's mixture cannot be amended.
+            AmendmentError: There is no such dataset or sample, or this stream's mixture cannot be amended.
         """
-        self._stream.amend(weights=weights, add=add, remove=remove, note=note)
+        self._stream.amend(weights=weights, add=add, remove=remove, exclude=exclude, note=note)
 
     @property
     def amendments(self) -> list[Any]:

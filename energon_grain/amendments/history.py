@@ -17,15 +17,19 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.amendments import mixture as mixtures
+from energon_grain.amendments.exclusions import Excluding, Exclusions, is_one_leaf
 from energon_grain.amendments.lane_rows import pack_lane_rows, unpack_lane_rows
 from energon_grain.amendments.mixture import Mixture
+from energon_grain.amendments.narrowing import ConfiguredLeaf, narrowed, reopen
 from energon_grain.amendments.removed import RemovedLeaf
+from energon_grain.amendments.selecting import Selected, where
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.mixtures import AmendedAt
@@ -50,6 +54,7 @@ class Amendment:
         note: The reason that the program gave.
         before: Share of each dataset in the mixture before the step, by the key of its (first) leaf.
         after: The same from the step on. Datasets that are paused or removed have a share of 0.
+        excluded: Number of samples that it excludes, by the key of their leaf.
     """
 
     step: int
@@ -57,6 +62,7 @@ class Amendment:
     note: str
     before: Mapping[str, float]
     after: Mapping[str, float]
+    excluded: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,12 +74,14 @@ class Amendments:
         steps: Step, first item and note of each.
         ahead: Samples that each lane of this host had taken beyond its items at each amendment, (lanes,) each.
         resolved: Leaves that the configuration does not have, opened, by key.
+        exclusions: Excluded samples.
     """
 
     mixture: Mixture
     steps: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
     ahead: list[Int64Array] = field(default_factory=list[Int64Array])
     resolved: dict[str, Resolved] = field(default_factory=dict[str, Resolved])
+    exclusions: Exclusions = field(default_factory=Exclusions)
 
     @property
     def log(self) -> list[Amendment]:
@@ -81,7 +89,8 @@ class Amendments:
         found: list[Amendment] = []
         for number, (step, item, note) in enumerate(self.steps):
             before, after = (mixtures.shares(self.mixture, each, item) for each in (number - 1, number))
-            found.append(Amendment(step=step, item=item, note=note, before=before, after=after))
+            excluded = self.exclusions.counts(number)
+            found.append(Amendment(step=step, item=item, note=note, before=before, after=after, excluded=excluded))
         return found
 
     def drawn(self, item: int) -> dict[str, float]:
@@ -105,7 +114,8 @@ class Amendments:
 
     def texts(self) -> list[str]:
         """The field of a state: the log, which is the same on all hosts, and `ahead` of this host's lanes."""
-        said = json.dumps([mixtures.packed(self.mixture), self.steps], separators=(",", ":"), ensure_ascii=False)
+        rows = [mixtures.packed(self.mixture), self.steps, *self.exclusions.packed()]
+        said = json.dumps(rows, separators=(",", ":"), ensure_ascii=False)
         return [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(self.ahead)]
 
     @classmethod
@@ -116,15 +126,16 @@ class Amendments:
             said = unpacking.decompress(base64.b64decode(texts[0], validate=True), _MAX_TEXT)
             if not unpacking.eof:
                 raise ValueError("it is cut short")
-            tree, rows = json.loads(said)
+            tree, rows, *excluded = json.loads(said)
             mixture = mixtures.unpacked(tree)
             if not isinstance(mixture, Mixture):
                 raise ValueError("it has no blend")
             steps = [(int(step), int(item), str(note)) for step, item, note in rows]
             ahead = _ahead_of(texts[1], len(steps), share, saved_by)
+            exclusions = Exclusions.unpacked(excluded)
         except (ValueError, TypeError, LookupError, AttributeError, zlib.error, RecursionError) as error:
             raise StateError(f"the state's 'amendments' are damaged: {error}") from error
-        return cls(mixture=mixture, steps=steps, ahead=ahead)
+        return cls(mixture=mixture, steps=steps, ahead=ahead, exclusions=exclusions)
 
 
 def _ahead_of(text: str, count: int, share: Share, saved_by: tuple[int, int]) -> list[Int64Array]:
@@ -188,11 +199,12 @@ def by_state(
         AmendmentError: Something differs that cannot be amended, or the state does not say what it is of; or a dataset
             that was added in the run is not in the configuration.
     """
-    new = configured(dataset, plain)
+    new = mixture_of(dataset, plain)
     host, hosts = cursor["host"]
     before = Amendments.of_texts(cursor["amendments"], share, (host, hosts)) if "amendments" in cursor else None
     if same:
         assert before is not None
+        _reopen(before, new, plain)
         _join(before.mixture, new)
         return Amended(spec=compiled(dataset, plain, before, share), amendments=before)
     saved = saved_manifest(cursor)
@@ -201,28 +213,132 @@ def by_state(
             "the state has no manifest, so the change cannot be known: states of save_state_rank, save_state_global "
             "and the checkpoint handlers have one"
         )
+    now = json.loads(json.dumps(plain.manifest()))
     was = mixtures.described(saved["mixture"], iter(saved["leaves"]))
+    if mixtures.ALONE in (new.per_step, 0 if before is None else before.mixture.per_step):
+        was = _whole(dataset, plain, saved, now)
     if was is None:
         raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend by weights")
     amendments = before or Amendments(mixture=was)
-    _check_rest(saved, json.loads(json.dumps(plain.manifest())), amendments.mixture)
+    excluded = _narrowed(amendments, new, saved, now, plain)
+    _check_rest(saved, now, amendments.mixture)
     mixtures.note_removed(amendments.mixture, new, saved["leaves"])
-    changed = append(amendments, new, plain, share, progress, note)
+    changed = append(amendments, new, plain, share, progress, note, excluded, configured=True)
     if not changed and not amendments.steps:
         return None
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
 
 
+def _whole(dataset: SavableDataset, plain: StreamSpec, saved: Mapping[str, Any], now: Mapping[str, Any]) -> Mixture:
+    """A saved configuration without a blend by weights as a whole. Raises AmendmentError if its mixture changed."""
+    if saved["mixture"] != now["mixture"]:
+        configured(dataset, plain)
+        raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend by weights")
+    return mixtures.whole(saved["leaves"], None)
+
+
+def _reopen(amendments: Amendments, new: Mixture, plain: StreamSpec) -> None:
+    """Open the leaves again that the configuration selects more narrowly than the run."""
+    leaves = _configured_leaves(new, plain, plain.manifest()["leaves"])
+    for name, (place, _) in amendments.exclusions.kept.items():
+        if place in leaves:
+            reopen(amendments.exclusions, name, leaves[place], amendments.resolved)
+    _rename(new, amendments.exclusions)
+
+
+def _narrowed(
+    amendments: Amendments, new: Mixture, saved: Mapping[str, Any], now: dict[str, Any], plain: StreamSpec
+) -> list[Selected]:
+    """What the configuration excludes. The manifest `now`, and `new`, then have the leaves of the run instead."""
+    exclusions, run = amendments.exclusions, _rows(amendments.mixture, saved["leaves"])
+    run |= {name: row for name, (_, row) in exclusions.kept.items()}
+    excluded = narrowed(
+        exclusions, run, saved["leaves"], _configured_leaves(new, plain, now["leaves"]), amendments.resolved
+    )
+    _rename(new, exclusions)
+    for name, (place, row) in exclusions.kept.items():
+        if name in exclusions.nodes:  # what differs in it is an exclusion
+            rows = {name: row, place: {}} | {
+                each: saved["leaves"][each] for each in (name, place) if each in saved["leaves"]
+            }
+            now["leaves"] = now["leaves"] | rows
+    return excluded
+
+
+def _rows(mixture: Mixture, saved: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The leaves of a run that are not removed, and their entries in the manifest."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for unit in mixtures.units(mixture):
+        if not unit.removed:
+            rows = unit.rows or [saved.get(name, {}) for name in unit.leaves]
+            found |= zip(unit.leaves, rows, strict=True)
+    return found
+
+
+def _configured_leaves(new: Mixture, plain: StreamSpec, rows: Mapping[str, Any]) -> dict[str, ConfiguredLeaf]:
+    """The leaves of a configuration, by key."""
+    nodes = dict(_leaves(new))
+    resolved = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves}
+    return {name: ConfiguredLeaf(node=nodes[name], resolved=resolved[name], row=rows[name]) for name in resolved}
+
+
+def _rename(new: Mixture, exclusions: Exclusions) -> None:
+    """Give leaves that are selected more narrowly the keys that they have in the run."""
+    names = {place: name for name, (place, _) in exclusions.kept.items() if name in exclusions.nodes}
+    for unit in mixtures.units(new):
+        unit.leaves = tuple(names.get(name, name) for name in unit.leaves)
+
+
 def append(
-    amendments: Amendments, new: Mixture, plain: StreamSpec, share: Share, progress: Progress, note: str
+    amendments: Amendments,
+    new: Mixture,
+    plain: StreamSpec,
+    share: Share,
+    progress: Progress,
+    note: str,
+    excluded: Sequence[Selected] = (),
+    *,
+    configured: bool = False,
 ) -> bool:
-    """Append an amendment at a place if a new mixture differs, and return whether it does. Raises AmendmentError."""
+    """Append an amendment at a place, if a new mixture or excluded samples make one; return whether they do.
+
+    Args:
+        amendments: Of the run until now.
+        new: The mixture from now on.
+        plain: The configuration, compiled.
+        share: This host's part.
+        progress: The place.
+        note: The reason.
+        excluded: Samples to exclude.
+        configured: Whether the configuration excludes them.
+
+    Raises:
+        AmendmentError: It cannot be amended.
+    """
     ahead = _lanes_ahead(plain, share, progress)
-    changed = mixtures.amend(amendments.mixture, new, f"#{len(amendments.steps)}", progress.item)
+    number, sizes = len(amendments.steps), _sizes(amendments, plain)
+    changed = mixtures.amend(amendments.mixture, new, f"#{number}", progress.item)
+    for each in excluded:
+        added = amendments.exclusions.add(
+            number,
+            progress.pass_number,
+            each.leaf,
+            each.samples,
+            sizes[each.leaf],
+            condition=each.condition,
+            configured=configured,
+        )
+        changed |= bool(added)
     if changed:
         amendments.steps.append((progress.step, progress.item, note))
         amendments.ahead.append(ahead)
     return changed
+
+
+def _sizes(amendments: Amendments, plain: StreamSpec) -> dict[str, int]:
+    """Samples of each leaf of the run that is open."""
+    known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
+    return {name: len(leaf.source) for name, leaf in known.items()}
 
 
 def _lanes_ahead(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
@@ -234,6 +350,14 @@ def _lanes_ahead(spec: StreamSpec, share: Share, progress: Progress) -> Int64Arr
         places = walk(spec.program.root.state_form, state, later=True)
         taken[number] = sum(found[1] for form, found in places if isinstance(form, Rounds))
     return taken - lane_rounds(progress.item, share.lanes)[share.host :: share.hosts]
+
+
+def mixture_of(dataset: SavableDataset, plain: StreamSpec) -> Mixture:
+    """The mixture of a configuration, with its nodes; or the whole of it, from which samples can be excluded alone."""
+    try:
+        return configured(dataset, plain)
+    except AmendmentError:
+        return mixtures.whole(("/".join(leaf.key) for leaf in plain.leaves), dataset)
 
 
 def configured(dataset: SavableDataset, plain: StreamSpec) -> Mixture:
@@ -316,7 +440,6 @@ def _above_blend(mixture: Any) -> Any:
 
 def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments, share: Share) -> StreamSpec:
     """A configuration compiled with the amendments of its run."""
-    blend = mixtures.rebuilt(amendments.mixture, AmendedAt, RemovedLeaf.of)
     known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
     resolved: list[Resolved] = []
     for name, node in _leaves(amendments.mixture):
@@ -326,13 +449,22 @@ def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments,
         if name not in known:
             known[name] = amendments.resolved[name] = node.resolve()
         resolved.append(known[name])
-    spec = compile_dataset(
-        mixtures.replaced(dataset, blend),
+    amendments.exclusions.evaluate(lambda name: known[name].source, where)
+    alone, begins = amendments.mixture.per_step == mixtures.ALONE, amendments.begins(share)
+    if not alone:
+        dataset = mixtures.replaced(dataset, mixtures.rebuilt(amendments.mixture, AmendedAt, RemovedLeaf.of))
+    excluding = Excluding.of(amendments.exclusions, [name for name, _ in _leaves(amendments.mixture)])
+    compile_ = partial(
+        compile_dataset,
         hosts=share.hosts,
         cache_pool=plain.cache_pool,
         resolved=resolved,
-        begins=amendments.begins(share),
+        begins=() if alone and not is_one_leaf(plain) else begins,
     )
+    spec = compile_(excluding.over(dataset))
+    if (again := excluding.in_other_lanes(spec)) is not None:
+        excluding, spec = again, compile_(again.over(dataset))
+    spec = excluding.dropped_from(spec, begins)
     for unit in mixtures.units(amendments.mixture):  # so that a later change of them is found
         if unit.rows is None and not set(unit.leaves).issubset({"/".join(leaf.key) for leaf in plain.leaves}):
             rows = spec.manifest()["leaves"]

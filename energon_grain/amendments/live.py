@@ -10,8 +10,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from energon_grain.amendments import mixture as mixtures
-from energon_grain.amendments.history import Amended, Amendments, append, compiled, configured
+from energon_grain.amendments.history import Amended, Amendments, append, compiled, configured, mixture_of
 from energon_grain.amendments.mixture import Mixture, Unit
+from energon_grain.amendments.selecting import Selected, named, select
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import AmendmentError
@@ -30,6 +31,7 @@ def amended_now(
     weights: Mapping[str, Weight] | None = None,
     add: Mapping[str, Any] | None = None,
     remove: Sequence[str] = (),
+    exclude: Any = None,
     note: str = "",
 ) -> Amended:
     """The stream of a running one whose mixture changes at its present place.
@@ -44,22 +46,61 @@ def amended_now(
         add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, or a
             dataset; each has a weight in `weights`.
         remove: Names of datasets that get the weight 0.
+        exclude: Samples to leave out: keys, keys or a condition by dataset, or a file; see `amendments.selecting`.
         note: The reason, for the log.
 
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
     """
-    old = configured(dataset, plain) if before is None else copy.copy(before.mixture)
+    old = mixture_of(dataset, plain) if before is None else copy.copy(before.mixture)
+    if old.per_step == mixtures.ALONE and (weights or add or remove):
+        old = configured(dataset, plain)
     amendments = Amendments(mixture=_copied(old), resolved={} if before is None else before.resolved)
     if before is not None:
         amendments.steps, amendments.ahead = [*before.steps], [*before.ahead]
+        amendments.exclusions = before.exclusions.copy()
     new = _copied(old)
     for each in _blends(new):
         each.segments = [(0, each.weights)]
-    _change(new, dict(weights or {}), dict(add or {}), list(remove))
-    if not append(amendments, new, plain, share, progress, note):
-        raise AmendmentError("amend: nothing changes: give weights, add or remove that differ from what is there")
+    if weights or add or remove:
+        _change(new, dict(weights or {}), dict(add or {}), list(remove))
+    excluded = [] if exclude is None else _excluded(amendments, new, plain, exclude)
+    if not append(amendments, new, plain, share, progress, note, excluded):
+        raise AmendmentError(
+            "amend: nothing changes: give weights, add, remove or exclude that differ from what is there"
+        )
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+
+
+def _excluded(amendments: Amendments, new: Mixture, plain: StreamSpec, exclude: Any) -> list[Selected]:
+    """The samples to exclude, from the datasets of a mixture. Raises AmendmentError."""
+    known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
+    sources: dict[str, Any] = {}
+    names: dict[str, set[str]] = {}
+    for unit in mixtures.units(new):
+        if unit.node is None or unit.removed:
+            continue
+        for name, node in zip(unit.leaves, mixtures.leaf_nodes(unit.node), strict=True):
+            if name not in known:
+                known[name] = amendments.resolved[name] = node.resolve()
+            sources[name] = known[name].source
+            for each in {name, *_names_of(node)}:
+                names.setdefault(each, set()).add(name)
+
+    def leaf_of(name: str) -> str:
+        found = sorted(names.get(name, ()))
+        if len(found) == 1:
+            return found[0]
+        problem = "there is no dataset" if not found else f"{len(found)} datasets have the name"
+        raise AmendmentError(f"amend: exclude: {problem} {name!r}; there are {', '.join(sources)}")
+
+    return select(named(exclude), sources, leaf_of)
+
+
+def _names_of(node: Any) -> set[str]:
+    """The names of a leaf besides its key: its path, the last part of that, or its `name`."""
+    label = getattr(node, "label", node.path)
+    return {node.path, label, PurePosixPath(label).name, *([] if node.name is None else [node.name])}
 
 
 def _copied(tree: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from energon_grain.samplers.weights import integer_weights
 
 Start = int | str
 """Where a segment begins: at a position of the blend; or "#n", at amendment n."""
+ALONE = -1
 
 
 @dataclass(slots=True)
@@ -54,7 +55,8 @@ class Mixture:
     Attributes:
         segments: The start of each segment, and an integer weight for each child that existed by then.
         children: In the order in which they were added.
-        per_step: Consecutive items that share a choice; 0: each has its own.
+        per_step: Consecutive items that share a choice; 0: each has its own. `ALONE`: there is no blend by weights, and
+            the only child is the whole configuration.
         node: Its description.
     """
 
@@ -96,6 +98,11 @@ def _described(node: Any, names: Iterator[str]) -> Unit | Mixture:
             per_step=blend.get("per_step", 0),
         )
     return Unit(tuple(next(names) for _ in range(leaf_count(node))))
+
+
+def whole(names: Iterable[str], node: SavableDataset | None) -> Mixture:
+    """A configuration without a blend by weights, in the form of a mixture."""
+    return Mixture(segments=[(0, [1])], children=[Unit(tuple(names), node=node)], per_step=ALONE)
 
 
 def outermost_blend(dataset: SavableDataset) -> BlendDataset:
@@ -254,6 +261,8 @@ def shares(mixture: Mixture, amendment: int, position: int, of: float = 1.0) -> 
         position: Position of the outermost blend; decides which segment of a schedule applies.
         of: Share of this mixture in the outermost one.
     """
+    if mixture.per_step == ALONE:
+        return {}
     number = 0
     for place, (start, _) in enumerate(mixture.segments):
         if int(start[1:]) <= amendment if isinstance(start, str) else start <= position:

@@ -140,6 +140,10 @@ class IndexedRows(Rows):
     def keys(self, numbers: Int64Array) -> list[str]:
         return self._index.keys(numbers)
 
+    def find(self, key: str) -> int | None:
+        """The number of the (first) sample with a key; None: there is none."""
+        return self._index.find(key)
+
     def _shard_of(self, numbers: Int64Array) -> Int64Array:
         """(n,) number of the shard of each sample."""
         return np.searchsorted(self._shard_first, numbers, side="right") - 1
