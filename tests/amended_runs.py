@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -73,10 +74,10 @@ class Packing(Plain):
         return samples[0]
 
 
-def write_data(root: Path) -> None:
-    """Write a text dataset for each of `SIZES`, all of it in one split part."""
-    for name, n in SIZES.items():
-        make_text_dataset(root / name, n=n, shards=2)
+def write_data(root: Path, names: Iterable[str] = SIZES) -> None:
+    """Write text datasets of `SIZES`, each with all samples in one split part."""
+    for name in names:
+        make_text_dataset(root / name, n=SIZES[name], shards=2)
         split = root / name / ".nv-meta" / "split.yaml"
         split.write_text("split_parts:\n  train: ['shard_{000..001}.tar']\nexclude: []\n")
 

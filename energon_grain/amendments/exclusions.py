@@ -346,13 +346,7 @@ class Excluding:
 
         Something between a leaf and the blend above it, such as a limit or another shuffle, changes their order.
         """
-        right: set[int] = set()
-        for order in [spec.index_map] if spec.program is None else [feed.order for feed in spec.program.feeds]:
-            while order is not None and order.planned is not None:
-                order = getattr(order.planned, "child", None)
-            if order is not None and order.routes is not None:
-                _closed_leaves(order.routes, 0, right, in_blend=False)
-        wrong = self.closed - right
+        wrong = self.closed - {*holes_of(spec)}
         return dataclasses.replace(self, never_closed=self.never_closed | wrong, closed=set()) if wrong else None
 
     def dropped_from(self, spec: StreamSpec, begins: Sequence[Int64Array]) -> StreamSpec:
@@ -410,11 +404,25 @@ class Excluding:
         return spec
 
 
-def _closed_leaves(tree: RouteTree, first: int, found: set[int], *, in_blend: bool) -> None:
+def holes_of(spec: StreamSpec) -> dict[int, Holes]:
+    """The holes of leaves whose lanes are those of the run, by number of the leaf."""
+    found: dict[int, Holes] = {}
+    first = 0
+    for order in [spec.index_map] if spec.program is None else [feed.order for feed in spec.program.feeds]:
+        leaves = 0 if order is None else len(order.table)
+        while order is not None and order.planned is not None:
+            order = getattr(order.planned, "child", None)
+        if order is not None and order.routes is not None:
+            _closed_leaves(order.routes, first, found, in_blend=False)
+        first += leaves
+    return found
+
+
+def _closed_leaves(tree: RouteTree, first: int, found: dict[int, Holes], *, in_blend: bool) -> None:
     """Collect the leaves with only blends by weights between their `Holes` and the outermost blend."""
     router = tree.router
     if isinstance(router, Holes):
-        found.add(first)
+        found[first] = router
         return
     blend = isinstance(router, Blend | StepBlend)
     if in_blend and not blend:

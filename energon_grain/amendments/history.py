@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -413,11 +413,15 @@ def _check_rest(saved: Mapping[str, Any], now: Mapping[str, Any], mixture: Mixtu
     for name, row in {**rows, **saved["leaves"]}.items():
         lines += _leaf_changes(name, row, now["leaves"].get(name, row))
     if lines:
-        said = "\n".join(f"  {line}" for line in lines)
-        raise AmendmentError(
-            f"the change cannot be amended, as it changes the order of datasets that stay:\n{said}\nLeave these as "
-            f"they were. Samples that were added to a dataset can be added as a dataset of their own"
-        )
+        _refuse(lines)
+
+
+def _refuse(lines: Sequence[str]) -> NoReturn:
+    said = "\n".join(f"  {line}" for line in lines)
+    raise AmendmentError(
+        f"the change cannot be amended, as it changes the order of datasets that stay:\n{said}\nLeave these as they "
+        f"were. Samples that were added to a dataset can be added as a dataset of their own"
+    )
 
 
 def _leaf_changes(name: str, row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -464,12 +468,22 @@ def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments,
     spec = compile_(excluding.over(dataset))
     if (again := excluding.in_other_lanes(spec)) is not None:
         excluding, spec = again, compile_(again.over(dataset))
+    _check_kept(amendments.exclusions, spec)
     spec = excluding.dropped_from(spec, begins)
     for unit in mixtures.units(amendments.mixture):  # so that a later change of them is found
         if unit.rows is None and not set(unit.leaves).issubset({"/".join(leaf.key) for leaf in plain.leaves}):
             rows = spec.manifest()["leaves"]
             unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
     return dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
+
+
+def _check_kept(exclusions: Exclusions, spec: StreamSpec) -> None:
+    """Check the order of leaves that the configuration selects more narrowly. Raises AmendmentError if it changed."""
+    rows = json.loads(json.dumps(spec.manifest()))["leaves"]
+    kept = [(name, row) for name, (_, row) in exclusions.kept.items() if name in exclusions.nodes]
+    lines = [line for name, row in kept for line in _leaf_changes(name, row, rows[name])]
+    if lines:
+        _refuse(lines)
 
 
 def _leaves(mixture: Mixture) -> Iterator[tuple[str, Any]]:

@@ -23,11 +23,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import AmendmentError
 from energon_grain.samplers.leaf_order import LeafOrder, LeafTable
 from energon_grain.samplers.routing import Routes
 
 Int64Array = npt.NDArray[np.int64]
-_HOLES_AT_ONCE = 1 << 15
+_HOLES_AT_ONCE = 1 << 12
 """Holes found at once: as many laps as that takes, at least one."""
 _KEPT = 4
 NEVER = -1
@@ -69,15 +70,21 @@ class _Stretch:
 def can_close(order: LeafOrder, lanes: int, samples: Int64Array) -> bool:
     """Whether lanes of a leaf can pass over excluded samples.
 
-    They cannot with replacement, where a sample has no own place; where each lane reads a contiguous run; and in a leaf
-    that is not shuffled, if a lane always gets the same samples and all of them are excluded.
+    They cannot with replacement, where a sample has no own place; and where each lane reads a contiguous run.
+
+    Raises AmendmentError if the leaf is not shuffled, and all samples that some lane gets are excluded.
     """
     if order.replacement or order.runs:
         return False
     if order.shuffle:
         return True
     classes = math.gcd(order.n, lanes)  # lane l of L draws the samples i with i mod gcd(n, L) = l mod gcd(n, L)
-    return bool((np.bincount(samples % classes, minlength=classes) < order.n // classes).all())
+    if (np.bincount(samples % classes, minlength=classes) == order.n // classes).any():
+        raise AmendmentError(
+            f"exclude: the dataset keeps its order, so one of the {lanes} lanes gets only samples that would be "
+            f"excluded, every {classes}-th one; shuffle the dataset, or leave one of these samples"
+        )
+    return True
 
 
 class Holes:
@@ -90,11 +97,19 @@ class Holes:
         lanes: L.
         excluded: Samples of the leaf, int64 (k,), each in one entry only; and the first draw of each lane, int64 (L,),
             at which they are left out. Later entries begin at the same draws or later.
+        begins: Rounds of the leaf at which they are left out, if they are known, (entries, L).
     """
 
     preserves_runs: ClassVar[bool] = False
 
-    def __init__(self, order: LeafOrder, lanes: int, excluded: Sequence[tuple[Int64Array, Int64Array]]) -> None:
+    def __init__(
+        self,
+        order: LeafOrder,
+        lanes: int,
+        excluded: Sequence[tuple[Int64Array, Int64Array]],
+        *,
+        begins: Int64Array | None = None,
+    ) -> None:
         self._arguments = order, lanes, tuple(excluded)
         self._lanes, self._table = lanes, LeafTable([order], lanes)
         self._passes = order.passes if order.shuffle else 1
@@ -102,9 +117,9 @@ class Holes:
         self._entry = np.repeat(np.arange(len(excluded)), [len(samples) for samples, _ in excluded])
         laps = max(1, _HOLES_AT_ONCE // max(1, self._passes * len(self._samples)))
         self._laps, self._length = laps, laps * order.n * self._passes
-        self._begins = np.zeros((len(excluded), lanes), np.int64)  # rounds of the leaf
-        for number, (_, begin) in enumerate(excluded):
-            before = Holes(order, lanes, excluded[:number]) if number else None
+        self._begins = np.zeros((len(excluded), lanes), np.int64) if begins is None else begins  # rounds of the leaf
+        for number, (_, begin) in enumerate(excluded if begins is None else ()):
+            before = Holes(order, lanes, excluded[:number], begins=self._begins[:number]) if number else None
             self._begins[number] = begin if before is None else before.rounds(begin, np.arange(lanes))
         self._lock = threading.Lock()
         self._before = [np.zeros(lanes, np.int64)]  # of each stretch
@@ -162,6 +177,15 @@ class Holes:
             draws, hole = self._draws(stretch, rounds[here], lane[here])
             found[here] = np.where(hole, NEVER, draws * self._lanes + lane[here])
         return found
+
+    def used(self, entry: int) -> int:
+        """How many samples of an entry were drawn in the lap that was in progress where it begins."""
+        begin = self._begins[entry]
+        lap = int((begin * self._lanes + np.arange(self._lanes)).min()) // (self._length // self._laps)
+        epochs = np.arange(lap * self._passes, (lap + 1) * self._passes)
+        samples = np.tile(self._samples[self._entry == entry], len(epochs))
+        child = self._table.position_of(0, samples, np.repeat(epochs, len(samples) // len(epochs)))
+        return len(np.unique(samples[child // self._lanes < begin[child % self._lanes]]))
 
     def _draws(
         self, stretch: _Stretch, rounds: Int64Array, lane: Int64Array

@@ -28,8 +28,6 @@ from energon_grain.sources.rows import SelectedSource, rows_of
 Int64Array = npt.NDArray[np.int64]
 Row = Mapping[str, Any]
 _AT_ONCE = 1 << 18
-_SELECTION = ("samples", "content", "where", "number", "commit")
-"""Fields of a leaf's entry that its selection changes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +93,9 @@ def _place_now(
     before = exclusions.kept.get(name, (name, row))[0]
     if before in now:
         kept = name in exclusions.kept
-        return before if kept or _selects_otherwise(row, now[before].row) else None
+        return before if kept or _selects_fewer(row, now[before].row) else None
+    if name in now:
+        return name
     taken = {*run, *(place for place, _ in exclusions.kept.values())}
     same = [other for other, leaf in now.items() if other not in taken and name.startswith(_data(leaf.node))]
     if len(same) > 1:
@@ -116,10 +116,9 @@ def _differs(one: Row, other: Row) -> bool:
     return any(one.get(field) != other.get(field) for field in {*one, *other} - {"number", "commit"})
 
 
-def _selects_otherwise(row: Row, other: Row) -> bool:
-    """Whether two entries of a leaf differ in its selection alone."""
-    rest = all(row.get(field) == other.get(field) for field in {*row, *other} - set(_SELECTION))
-    return rest and _differs(row, other) and other.get("samples", 0) <= row.get("samples", 0)
+def _selects_fewer(row: Row, other: Row) -> bool:
+    """Whether a leaf has fewer samples than before. Its order may then be of another form, by its length."""
+    return other.get("content") != row.get("content") and other.get("samples", 0) < row.get("samples", 0)
 
 
 def reopen(exclusions: Exclusions, name: str, leaf: ConfiguredLeaf, resolved: dict[str, Any]) -> None:

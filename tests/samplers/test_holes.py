@@ -11,7 +11,7 @@ import pytest
 
 from energon_grain.amendments import holes as holes_module
 from energon_grain.amendments.holes import NEVER, Holes, can_close
-from energon_grain.errors import ConfigError
+from energon_grain.errors import AmendmentError, ConfigError
 from energon_grain.samplers.leaf_order import LeafOrder, LeafTable
 
 LANES = 6
@@ -80,7 +80,8 @@ def test_lanes_go_on_with_the_next_sample(form: str, passes: int, seed: int, mon
 def test_what_cannot_be_closed() -> None:
     ordered, samples = LeafOrder(n=8, key=1, shuffle=False), np.array([2, 3])
     assert can_close(ordered, 4, samples)
-    assert not can_close(ordered, 4, np.array([2, 6]))  # all that lane 2 would ever get
+    with pytest.raises(AmendmentError, match="one of the 4 lanes gets only"):
+        can_close(ordered, 4, np.array([2, 6]))
     assert can_close(ordered, 3, np.array([2, 6]))
     assert can_close(LeafOrder(n=8, key=1), 4, np.array([2, 6]))
     assert not can_close(LeafOrder(n=8, key=1, replacement=True), 4, samples)
