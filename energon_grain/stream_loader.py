@@ -222,7 +222,7 @@ class StreamLoader(OneSubscript[Item]):
             exclude: Samples to leave out from now on, also without a blend: a list of keys that one dataset has each;
                 a mapping from names of datasets to keys, `<shard>/<key>` or shards, or to a condition over columns; or
                 a file with a key per line, or a dataset, a tab and a key (`.csv` with the header `dataset,key` and
-                `.json` likewise). The order of all other samples stays.
+                `.json` are read too). The order of all other samples stays.
             note: Reason for the change, shown by `amendments`.
 
         Raises:

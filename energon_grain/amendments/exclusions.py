@@ -29,7 +29,6 @@ from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.routing import RouteTree
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import Draws, IndexMap
-from energon_grain.stream.lanes import Feed
 from energon_grain.stream.spec import LeafSpec, Ordering, Resolved, ResolvedLeaf, StreamSpec
 
 Int64Array = npt.NDArray[np.int64]
@@ -158,13 +157,12 @@ class Exclusions:
                 f"{leaf}: all of its {total:,} samples would be excluded; remove the dataset instead (remove=[…]), or "
                 f"give it the weight 0"
             )
-        whole = np.array_equal(new, samples)
         entry = Exclusion(
             amendment=amendment,
             pass_number=pass_number,
             leaf=leaf,
             samples=new,
-            condition=condition if whole else "",
+            condition=condition,
             count=len(new),
             digest=digest_of(new),
             configured=configured,
@@ -291,7 +289,7 @@ def _is_endless_leaf(order: IndexMap) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Excluding:
-    """What a run excludes, for one compilation.
+    """The excluded samples of a run, for one compilation.
 
     Attributes:
         names: Keys of all leaves, in document order.
@@ -372,36 +370,42 @@ class Excluding:
                 "(`exclude` of split.yaml, `where`), and begin the next pass with it"
             )
         twins = {number: len(spec.leaves) + place for place, number in enumerate(drops)}
-        leaves = (*spec.leaves, *(_twin(spec.leaves[number]) for number in drops))
-        spec = dataclasses.replace(spec, leaves=leaves)
-        orders: list[tuple[IndexMap, Feed | None]] = (
-            [(spec.order, None)] if spec.program is None else [(feed.order, feed) for feed in spec.program.feeds]
-        )
-        if len(orders) > 1:
+        spec = dataclasses.replace(spec, leaves=(*spec.leaves, *(_twin(spec.leaves[number]) for number in drops)))
+        if spec.program is None:
+            order = spec.order
+            dropped = [_dropped(each, number, twins, order, begins) for number, own in drops.items() for each in own]
+            return dataclasses.replace(spec, index_map=ExcludingMap.of(order, dropped))
+        if len(spec.program.feeds) > 1:
             raise AmendmentError(
                 "exclude: datasets below a blend or a concatenation filter, group or pack; move these steps above it"
             )
-        order, feed = orders[0]
-        excluding = ExcludingMap(
-            **{each.name: getattr(order, each.name) for each in dataclasses.fields(order)},
-            dropped=tuple(
-                DroppedSamples(
-                    leaf=number,
-                    twin=twins[number],
-                    samples=cast("Int64Array", each.samples),
-                    begin=order.start(each.pass_number),
-                    end=None if order.passes is None else order.start(each.pass_number + 1),
-                    rounds=begins[each.amendment],
-                    stripe=1 if feed is None else feed.stripe,
-                )
-                for number, entries in drops.items()
-                for each in entries
-            ),
-        )
-        if feed is None:
-            return dataclasses.replace(spec, index_map=excluding)
-        put(feed, order=excluding)  # of this compilation alone
+        feed = spec.program.feeds[0]
+        order = feed.order
+        dropped = [
+            _dropped(each, number, twins, order, begins, feed.stripe) for number, own in drops.items() for each in own
+        ]
+        put(feed, order=ExcludingMap.of(order, dropped))  # of this compilation alone
         return spec
+
+
+def _dropped(
+    entry: Exclusion,
+    leaf: int,
+    twins: Mapping[int, int],
+    order: IndexMap,
+    begins: Sequence[Int64Array],
+    stripe: int = 1,
+) -> DroppedSamples:
+    """The samples of an exclusion in an order."""
+    return DroppedSamples(
+        leaf=leaf,
+        twin=twins[leaf],
+        samples=cast("Int64Array", entry.samples),
+        begin=order.start(entry.pass_number),
+        end=None if order.passes is None else order.start(entry.pass_number + 1),
+        rounds=begins[entry.amendment],
+        stripe=stripe,
+    )
 
 
 def holes_of(spec: StreamSpec) -> dict[int, Holes]:
@@ -516,6 +520,12 @@ class ExcludingMap(IndexMap):
     """
 
     dropped: tuple[DroppedSamples, ...]
+
+    @classmethod
+    def of(cls, order: IndexMap, dropped: Sequence[DroppedSamples]) -> Self:
+        """An order without these samples."""
+        fields = {each.name: getattr(order, each.name) for each in dataclasses.fields(order)}
+        return cls(**fields, dropped=tuple(dropped))
 
     def draw_in_stream(self, positions: Int64Array) -> Draws:
         """See `IndexMap.draw_in_stream`."""

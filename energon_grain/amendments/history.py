@@ -249,7 +249,7 @@ def _reopen(amendments: Amendments, new: Mixture, plain: StreamSpec) -> None:
 def _narrowed(
     amendments: Amendments, new: Mixture, saved: Mapping[str, Any], now: dict[str, Any], plain: StreamSpec
 ) -> list[Selected]:
-    """What the configuration excludes. The manifest `now`, and `new`, then have the leaves of the run instead."""
+    """The samples that the configuration excludes. In `now` and `new`, the leaves of the run take their place."""
     exclusions, run = amendments.exclusions, _rows(amendments.mixture, saved["leaves"])
     run |= {name: row for name, (_, row) in exclusions.kept.items()}
     excluded = narrowed(
@@ -444,16 +444,7 @@ def _above_blend(mixture: Any) -> Any:
 
 def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments, share: Share) -> StreamSpec:
     """A configuration compiled with the amendments of its run."""
-    known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
-    resolved: list[Resolved] = []
-    for name, node in _leaves(amendments.mixture):
-        if isinstance(node, RemovedLeaf):
-            resolved.append(node.resolve())
-            continue
-        if name not in known:
-            known[name] = amendments.resolved[name] = node.resolve()
-        resolved.append(known[name])
-    amendments.exclusions.evaluate(lambda name: known[name].source, where)
+    resolved = _resolved(plain, amendments)
     alone, begins = amendments.mixture.per_step == mixtures.ALONE, amendments.begins(share)
     if not alone:
         dataset = mixtures.replaced(dataset, mixtures.rebuilt(amendments.mixture, AmendedAt, RemovedLeaf.of))
@@ -475,6 +466,21 @@ def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments,
             rows = spec.manifest()["leaves"]
             unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
     return dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
+
+
+def _resolved(plain: StreamSpec, amendments: Amendments) -> list[Resolved]:
+    """All leaves of a run, opened. Those of the configuration are open."""
+    known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
+    resolved: list[Resolved] = []
+    for name, node in _leaves(amendments.mixture):
+        if isinstance(node, RemovedLeaf):
+            resolved.append(node.resolve())
+            continue
+        if name not in known:
+            known[name] = amendments.resolved[name] = node.resolve()
+        resolved.append(known[name])
+    amendments.exclusions.evaluate(lambda name: known[name].source, where)
+    return resolved
 
 
 def _check_kept(exclusions: Exclusions, spec: StreamSpec) -> None:

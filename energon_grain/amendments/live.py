@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -52,17 +51,13 @@ def amended_now(
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
     """
-    old = mixture_of(dataset, plain) if before is None else copy.copy(before.mixture)
-    if old.per_step == mixtures.ALONE and (weights or add or remove):
-        old = configured(dataset, plain)
-    amendments = Amendments(mixture=_copied(old), resolved={} if before is None else before.resolved)
-    if before is not None:
-        amendments.steps, amendments.ahead = [*before.steps], [*before.ahead]
-        amendments.exclusions = before.exclusions.copy()
+    mixed = bool(weights or add or remove)
+    amendments = _begun(dataset, plain, before, mixed=mixed)
+    old = amendments.mixture
     new = _copied(old)
     for each in _blends(new):
         each.segments = [(0, each.weights)]
-    if weights or add or remove:
+    if mixed:
         _change(new, dict(weights or {}), dict(add or {}), list(remove))
     excluded = [] if exclude is None else _excluded(amendments, new, plain, exclude)
     if not append(amendments, new, plain, share, progress, note, excluded):
@@ -70,6 +65,22 @@ def amended_now(
             "amend: nothing changes: give weights, add, remove or exclude that differ from what is there"
         )
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+
+
+def _begun(dataset: SavableDataset, plain: StreamSpec, before: Amendments | None, *, mixed: bool) -> Amendments:
+    """The amendments until now, to append to. `mixed`: Raises AmendmentError if there is no blend by weights."""
+    old = mixture_of(dataset, plain) if before is None else before.mixture
+    if mixed and old.per_step == mixtures.ALONE:
+        old = configured(dataset, plain)
+    if before is None:
+        return Amendments(mixture=_copied(old))
+    return dataclasses.replace(
+        before,
+        mixture=_copied(old),
+        steps=[*before.steps],
+        ahead=[*before.ahead],
+        exclusions=before.exclusions.copy(),
+    )
 
 
 def _excluded(amendments: Amendments, new: Mixture, plain: StreamSpec, exclude: Any) -> list[Selected]:

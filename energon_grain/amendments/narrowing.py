@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.amendments.exclusions import Exclusions
-from energon_grain.amendments.selecting import Selected
+from energon_grain.amendments.selecting import Selected, where
 from energon_grain.errors import AmendmentError, EnergonGrainError
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset
@@ -28,6 +28,8 @@ from energon_grain.sources.rows import SelectedSource, rows_of
 Int64Array = npt.NDArray[np.int64]
 Row = Mapping[str, Any]
 _AT_ONCE = 1 << 18
+_MANY = 256
+"""Samples from which a condition may be shorter than their list."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +84,7 @@ def narrowed(
                 f"{name}: samples that were excluded from this run are selected again, which would change the order of "
                 f"the dataset: leave them excluded, or add them as a dataset of their own"
             )
-        found.append(Selected(leaf=name, samples=samples, condition=_complement(resolved[name], leaf)))
+        found.append(Selected(leaf=name, samples=samples, condition=_complement(resolved[name], leaf, samples)))
     return found
 
 
@@ -208,10 +210,10 @@ def left_out(name: str, old: Any, new: Any) -> Int64Array:
     return found
 
 
-def _complement(old: Any, leaf: ConfiguredLeaf) -> str:
-    """What excludes the samples: "!" and the condition of the configuration, if only that differs; or ""."""
-    where = getattr(leaf.node, "where", None)
-    same = isinstance(old.source, SelectedSource) and isinstance(leaf.resolved.source, SelectedSource)
-    if where is None or not same:
+def _complement(old: Any, leaf: ConfiguredLeaf, samples: Int64Array) -> str:
+    """The condition that excludes samples: "!" and that of the configuration, if only that differs; or ""."""
+    condition = getattr(leaf.node, "where", None)
+    if condition is None or len(samples) < _MANY:
         return ""
-    return f"!{where.text}"
+    text = f"!{condition.text}"
+    return text if np.array_equal(where(old.source, text), samples) else ""

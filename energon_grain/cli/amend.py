@@ -228,25 +228,29 @@ def _change_of(
 
 
 def _lines(changes: list[DatasetChange]) -> list[str]:
-    rows = [
-        ("dataset", "samples", "drawn", "passes", "before", "after", "left undrawn", "excluded", "used in this pass")
-    ]
-    rows += [
-        (
-            _short(each.name),
-            "?" if each.samples is None else f"{each.samples:,}",
-            "?" if each.drawn is None else f"{each.drawn:,.0f}",
-            "?" if each.passes is None else significant(each.passes),
-            "" if each.share_before is None else f"{each.share_before:.2%}",
-            "" if each.share_after is None else f"{each.share_after:.2%}",
-            "" if each.never_seen is None else f"{each.never_seen:,.0f}",
-            f"{each.excluded:,}" if each.excluded else "",
-            "" if not each.excluded else "?" if each.excluded_used is None else f"{each.excluded_used:,}",
-        )
-        for each in changes
-    ]
+    head = ("dataset", "samples", "drawn", "passes", "before", "after", "left undrawn", "excluded", "used in this pass")
+    rows = [head, *map(_row, changes)]
     used = [place for place in range(len(rows[0])) if place < 7 or any(row[place] for row in rows[1:])]
     return table([tuple(row[place] for place in used) for row in rows], "<" + ">" * (len(used) - 1))
+
+
+def _row(each: DatasetChange) -> tuple[str, ...]:
+    used = "?" if each.excluded_used is None else f"{each.excluded_used:,}"
+    return (
+        _short(each.name),
+        _or("?", each.samples, "{:,}"),
+        _or("?", each.drawn, "{:,.0f}"),
+        "?" if each.passes is None else significant(each.passes),
+        _or("", each.share_before, "{:.2%}"),
+        _or("", each.share_after, "{:.2%}"),
+        _or("", each.never_seen, "{:,.0f}"),
+        f"{each.excluded:,}" if each.excluded else "",
+        used if each.excluded else "",
+    )
+
+
+def _or(unknown: str, number: float | None, form: str) -> str:
+    return unknown if number is None else form.format(number)
 
 
 def _short(name: str) -> str:
