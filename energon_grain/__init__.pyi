@@ -112,6 +112,8 @@ from .media.av_decoder import (
     get_clips_uniform as get_clips_uniform,
     get_single_frames_uniform as get_single_frames_uniform,
 )
+from .history.verify import verify_receipt as verify_receipt
+from .metadataset.digests import digest_dataset as digest_dataset
 from .metadataset.documents import (
     DatasetLoader as DatasetLoader,
     DatasetLoaderInterface as DatasetLoaderInterface,
