@@ -65,6 +65,7 @@ def measure(
     Examples:
         energon-grain measure captions --column tokens=my_module:count_tokens
         energon-grain measure captions --attach score=scores.csv
+        energon-grain measure captions --digest
     """
     columns, files = _pairs("--column", column), _pairs("--attach", attach)
     if digest:

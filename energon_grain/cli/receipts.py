@@ -45,8 +45,8 @@ def receipt(
     Datasets need digests: `prepare --digest` or `measure --digest` stores them.
 
     Examples:
-        energon-grain receipt state.json captions
-        energon-grain receipt state.json mix.yaml --world-size 4 -o receipt.json
+        energon-grain receipt state.json captions -o receipt.json
+        energon-grain receipt state.json
     """
     saved = read_saved(state)
     if config is None:
@@ -101,7 +101,7 @@ def verify(
 
     Examples:
         energon-grain verify receipt.json captions --batch-size 16
-        energon-grain verify receipt.json images texts
+        energon-grain verify receipt.json captions --data-only
     """
     known = read_receipt(receipt)
     with ProgressBar("Verifying", shown=progress) as bar:

@@ -80,11 +80,16 @@ class DataFiles:
 
     @classmethod
     def of(cls, source: Any) -> Iterator[DataFiles]:
-        """The datasets behind a source: itself, or the members that it combines. Raises ConfigError."""
+        """The datasets behind a source: itself, or the members that it combines; none if its files are unknown.
+
+        Raises ConfigError.
+        """
         holder = rows_of(source) or source
         if members := getattr(holder, "members", ()):
             for member in members:
                 yield from cls.of(member)
+            return
+        if is_removed(holder):
             return
         files = getattr(holder, "data_files", None)
         if files is None:
@@ -188,6 +193,11 @@ class DataFiles:
         with ThreadPoolExecutor(threads, "energon_grain-digests") as pool:
             found = pool.map(lambda location: function(location, count), self.files.values())
             return list(zip(self.files, found, strict=True))
+
+
+def is_removed(source: Any) -> bool:
+    """Whether a source stands for data that were removed from a run."""
+    return getattr(source, "data_files", source) is None
 
 
 def datasets_of(sources: Iterable[Any]) -> list[DataFiles]:

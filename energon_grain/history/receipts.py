@@ -10,19 +10,22 @@
     configuration    the fingerprint of the run
     settings         root over all settings; each: a digest of each, to name those that differ
     amendments       number of changes of the mixture, and the digest of their log
-    datasets         count; root over their roots; each: a digest of the data and of the configuration files of each
+    datasets         count; root over their roots; each: a digest of the data and of the configuration files of each;
+                     removed: number of datasets that the configuration no longer has, if there are any
     root             over all of the above
 
 A dataset's root covers name, size and digest of each of its files, in order, and its configuration files. Roots are
 BLAKE2b-128 of canonical JSON. `each` is shortened, and then left out, if there are too many datasets for 1 KB.
 
 A receipt depends on nothing that differs between hosts, and is the same from a running loader and from its state. It
-does not cover the program: task encoders, hooks, and files that these read.
+does not cover the program (task encoders, hooks, and files that these read). Of removed datasets, the log of amendments
+has the content ids, and their bytes are not covered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +33,7 @@ import msgspec
 
 from energon_grain._version import __version__
 from energon_grain.errors import StateError
-from energon_grain.history.digests import DataFiles, canonical, data_root, datasets_of, root_of, several
+from energon_grain.history.digests import DataFiles, canonical, data_root, datasets_of, is_removed, root_of, several
 from energon_grain.stream.cursor import ORDER_VERSION, Cursor, saved_manifest
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stream import Stream
@@ -53,17 +56,27 @@ class Receipt(dict[str, Any]):
 def receipt_of(stream: Stream, *, allow_missing: bool = False) -> Receipt:
     """The receipt of a stream at its present step. See `StreamLoader.receipt`."""
     spec, cursor = stream.spec, stream.cursor()
-    datasets = datasets_of(leaf.leaf.source for leaf in spec.leaves)
+    sources = [leaf.leaf.source for leaf in spec.leaves]
+    datasets = datasets_of(sources)
     records = [record_of(each, each.kept()) for each in datasets]
+    if not allow_missing:
+        _require_all(datasets, records)
+    fields = datasets_field(records)
+    if removed := sum(map(is_removed, sources)):
+        fields["removed"] = removed
+    return _made(cursor, settings_of(spec.manifest(), spec), amendments_of(stream, cursor), fields)
+
+
+def _require_all(datasets: Sequence[DataFiles], records: Sequence[Mapping[str, Any]]) -> None:
+    """Raise StateError if the digests of a dataset are missing."""
     missing = [each for each, record in zip(datasets, records, strict=True) if record["data"] is None]
-    if missing and not allow_missing:
+    if missing:
+        others = " and on each of the others" if len(missing) > 1 else ""
         raise StateError(
             f"{several([each.named for each in missing])}: no digests of the files are stored, so a receipt cannot say "
-            f"what they hold; {missing[0].remedy}{' and on each of the others' if len(missing) > 1 else ''}. "
-            f"allow_missing=True makes a receipt without them"
+            f"what they hold; {missing[0].remedy}{others}. To make a receipt without them, pass allow_missing=True "
+            f"(--allow-missing)"
         )
-    amendments = amendments_of(stream, cursor)
-    return _made(cursor, settings_of(spec.manifest(), spec), amendments, datasets_field(records))
 
 
 def amendments_of(stream: Stream, cursor: Cursor) -> list[Any]:
@@ -111,7 +124,8 @@ def _made(cursor: Cursor, settings: Mapping[str, Any], amendments: list[Any], fi
         "amendments": amendments,
     }
     for each in (*fields["forms"], None):
-        datasets = {"count": fields["count"], "root": fields["root"], **({} if each is None else {"each": each})}
+        datasets = {name: value for name, value in fields.items() if name != "forms"}
+        datasets |= {} if each is None else {"each": each}
         receipt = Receipt(fixed, datasets=datasets)
         receipt["root"] = root_of(dict(receipt))
         if each is None or len(str(receipt)) < MOST_BYTES:
@@ -125,13 +139,13 @@ def settings_of(manifest: Mapping[str, Any], spec: StreamSpec | None = None) -> 
     With `spec`, also how samples and batches are made, as far as the configuration determines it.
     """
     leaves: Mapping[str, Mapping[str, Any]] = manifest["leaves"]
-    found = {name: value for name, value in manifest.items() if name != "leaves"}
-    found["names"] = list(leaves)
-    for name in dict.fromkeys(name for leaf in leaves.values() for name in leaf if name not in _BESIDES):
-        found[name] = [leaf.get(name) for leaf in leaves.values()]
+    found: dict[str, Any] = {**manifest, "names": list(leaves)}
+    del found["leaves"]
+    names = dict.fromkeys(chain.from_iterable(leaves.values()))
+    found |= {name: [leaf.get(name) for leaf in leaves.values()] for name in names if name not in _BESIDES}
     if spec is not None:
         found["types"] = [_made_by(leaf.leaf) for leaf in spec.leaves]
-        last = None if spec.batch is None else spec.batch.last
+        last = None if spec.batch is None or spec.endless else spec.batch.last
         found["batches"] = [last, spec.limit, spec.steps]
     return found
 

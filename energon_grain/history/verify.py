@@ -133,26 +133,31 @@ class Differences:
         self, datasets: Sequence[DataFiles], progress: Callable[[int], None] | None, *, configuration: bool
     ) -> Verified:
         """Read all files of all datasets, in order, and compare them."""
-        expected = self._receipt["datasets"]
-        size_bytes = files = 0
-        if expected["count"] is None or expected["root"] is None:
-            self._notes.append("the receipt has no digests of the data, so the data were not compared")
-        elif len(datasets) != expected["count"]:
-            self._found.append(f"datasets: {expected['count']} in the receipt, now {len(datasets)}")
-        else:
+        there: list[FileDigest] = []
+        if self._has_data(len(datasets)):
             now = [each.now(progress or (lambda _: None)) for each in datasets]
             self._compare_all(datasets, now)
             there = [file for each in now for file in each.values() if file is not None]
-            files, size_bytes = len(there), sum(file.size_bytes for file in there)
         return Verified(
             differences=tuple(self._found),
             notes=tuple(self._notes),
             configuration=configuration,
-            data=files > 0,
+            data=bool(there),
             datasets=len(datasets),
-            files=files,
-            size_bytes=size_bytes,
+            files=len(there),
+            size_bytes=sum(file.size_bytes for file in there),
         )
+
+    def _has_data(self, count: int) -> bool:
+        """Whether the receipt has digests of the data of this number of datasets."""
+        expected = self._receipt["datasets"]
+        if removed := expected.get("removed"):
+            self._notes.append(f"the bytes of {removed} datasets that were removed from the run are not covered")
+        if expected["root"] is None:
+            self._notes.append("the receipt lacks digests of the data, so the data were not compared")
+        elif count != expected["count"]:
+            self._found.append(f"datasets: {expected['count']} in the receipt, now {count}")
+        return expected["root"] is not None and count == expected["count"]
 
     def _compare_all(self, datasets: Sequence[DataFiles], now: Sequence[Mapping[str, FileDigest | None]]) -> None:
         expected = self._receipt["datasets"]
