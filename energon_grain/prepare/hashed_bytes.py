@@ -10,7 +10,7 @@ from energon_grain.storage.scanned_bytes import ScannedBytes
 
 _FREE_BYTES = 1 << 20
 _FREE_SHARE = 8
-"""Bytes that are read for the digest alone: at most a MiB and an eighth of those that the scan reads."""
+"""Bytes read for the digest alone: at most a MiB and this share of the bytes that the scan reads."""
 
 
 class HashedBytes(ScannedBytes):
