@@ -194,7 +194,8 @@ def decode_scan(record: bytes) -> ShardScan:
     """Decode a record from `encode_scan`; the arrays share its memory. Raises ValueError if it is damaged."""
     _, body = split_record(record)
     shard, found = describe_scan(record), _ARRAYS.from_msgpack(body)
-    columns = zip(_COLUMNS.items(), found.columns, strict=True)
+    named = zip(_COLUMNS.items(), found.columns, strict=True)
+    columns: dict[str, Any] = {name: np.frombuffer(data, dtype) for (name, dtype), data in named}
     media = None
     if found.media is not None:
         part, is_av, texts = found.media
@@ -204,7 +205,7 @@ def decode_scan(record: bytes) -> ShardScan:
         size_bytes=shard.size_bytes,
         generation=shard.generation,
         part_names=tuple(name.decode(*_UTF8) for name in found.part_names),
-        **{name: np.frombuffer(data, dtype) for (name, dtype), data in columns},
+        **columns,
     )
 
 
