@@ -225,6 +225,26 @@ class StreamLoader(OneSubscript[Item]):
         """
         self._stream.amend(weights=weights, add=add, remove=remove, note=note)
 
+    def reweight(self, weights: Mapping[str, Any], *, note: str = "") -> None:
+        """Change the weights of a blend from the next step on, for mixtures that follow the loss.
+
+        As `amend(weights)`, but made for many small changes: it takes a millisecond, and errors do not add up. The
+        counts of 500 changes differ from the sum of all shares by about 20 samples. A lane changes at the end of its
+        run of 4 samples. Weights are rounded to 16 bits. Equal weights change nothing.
+
+        With several hosts, every host makes the same call at the same step with the same numbers. Losses differ between
+        hosts, so average them over all hosts first, or broadcast the weights.
+
+        Args:
+            weights: New weights of all datasets of a blend, by name, as in `amend`; only their ratios matter.
+            note: Reason for the change, shown by `amendments`.
+
+        Raises:
+            AmendmentError: There is no such dataset, or this stream's mixture cannot be amended.
+            ConfigError: A weight is negative, or not a finite number.
+        """
+        self._stream.amend(weights=weights, note=note, smooth=True)
+
     @property
     def amendments(self) -> list[Any]:
         """All changes of the mixture in this run: a list of `energon_grain.amendments.history.Amendment`."""

@@ -262,6 +262,9 @@ class Stream:
         if spec is self.spec:
             return
         self._stop()
+        if spec.leaves is self.spec.leaves:  # only the order of samples changes, which workers do not know
+            self.spec = self._run.spec = spec
+            return
         with self._starting:
             if self._pool is not None:
                 self._pool.close()
