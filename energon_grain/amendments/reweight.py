@@ -25,28 +25,23 @@ from energon_grain.stream.lanes import Feed, LaneOperator
 from energon_grain.stream.spec import Program, StreamSpec
 
 SHARES = (1 << 16) - 1
-"""Sum of quantised weights: each fits 16 bits."""
+"""The whole in units of quantised weights: each fits 16 bits."""
 
 
 def quantised(weights: Mapping[str, Weight]) -> dict[str, int]:
-    """Weights as integers with the sum 65,535, rounded to the nearest; weights above 0 are at least 1.
+    """Shares in units of 1 / 65,535, rounded to the nearest; weights above 0 are at least 1.
 
     The arithmetic is exact, so hosts that have equal weights get equal integers.
 
     Raises:
-        AmendmentError: All weights are 0, or there are more than 65,535 datasets.
+        AmendmentError: All weights are 0.
         ConfigError: A weight is negative, or not a finite number.
     """
     numbers = {name: exact(weight, f"reweight: weight of {name!r}:") for name, weight in weights.items()}
     total = sum(numbers.values())
     if not total:
         raise AmendmentError("reweight: all weights are 0; give one dataset a weight above 0")
-    found = {name: max(1, round(number * SHARES / total)) if number else 0 for name, number in numbers.items()}
-    largest = max(found, key=lambda name: found[name])
-    found[largest] += SHARES - sum(found.values())
-    if found[largest] < 1:
-        raise AmendmentError(f"reweight: {len(found)} datasets are more than weights of 16 bits can tell apart")
-    return found
+    return {name: max(1, round(number * SHARES / total)) if number else 0 for name, number in numbers.items()}
 
 
 def path_to(mixture: Mixture, blend: Mixture) -> tuple[int, ...] | None:

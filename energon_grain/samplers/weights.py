@@ -34,19 +34,21 @@ class Smooth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """Start of a segment whose predecessors are not known.
+    """Start of a segment that is known without the ones before it.
 
     Attributes:
         number: number of segments before it.
         rounds: int64 (L,), the first round of each lane.
         counts: int64 (K, L), rounds of each child before.
         phases: of a smooth segment: uint64 (2 K - 1, L), 8 bits for each node of the share tree.
+        earlier: the segments before it, if they are known, from the beginning or from another anchor on.
     """
 
     number: int
     rounds: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
     phases: npt.NDArray[np.uint64] | None = None
+    earlier: LaneSchedule = ()
 
 
 LaneStart = int | npt.NDArray[np.int64] | Smooth | Anchor

@@ -169,11 +169,34 @@ def test_an_anchor_continues_without_the_segments_before(smooth: bool) -> None:
     position = np.arange(int(anchor.rounds.max()) * lanes, 400 * lanes)
     for one, other in zip(whole.route(position), rest.route(position), strict=True):
         assert np.array_equal(one, other)
-    again = rest.anchor(2)
-    assert again.number == 9
+    again = rest.anchor(9)
     assert np.array_equal(again.rounds, whole.anchor(9).rounds)
     with pytest.raises(StateError, match="only the last changes of the mixture"):
         rest.route(np.arange(int(anchor.rounds.min()) * lanes - lanes, 400 * lanes))
+    known = Blend([(whole.anchor(7, changes[:7]), changes[7][1]), *changes[8:]], lanes=lanes, key=3)
+    check_equal(known, whole, 400, rng)
+
+
+def check_equal(one: Blend, other: Blend, rounds: int, rng: np.random.Generator) -> None:
+    position = rng.permutation(rounds * one.lanes)
+    for own, expected in zip(one.route(position), other.route(position), strict=True):
+        assert np.array_equal(own, expected)
+    for number in range(0, rounds, 37):
+        at = number + rng.integers(0, 9, one.lanes)
+        assert np.array_equal(one.counts_at(at), other.counts_at(at))
+
+
+def test_a_long_run_keeps_few_tables() -> None:
+    rng, lanes = np.random.default_rng(6), 4
+    changes: Changes = [(0, [1, 2, 3])]
+    grown = Blend(changes, lanes=lanes, key=3)
+    for number in range(1, 700):
+        at = number * 3 + rng.integers(0, 3, lanes)
+        change = Smooth(at) if number % 5 else at, rng.integers(1, 60000, 3).tolist()
+        changes.append(change)
+        grown = grown.amended(*change)
+        assert len(grown._segments) <= 256
+    check_equal(grown, Blend(changes, lanes=lanes, key=3), 2200, rng)
 
 
 def test_no_error_adds_up() -> None:
