@@ -20,8 +20,9 @@ _SLICE_S = 0.1
 def amended(folder: str, datasets: int, amendments: int, warmup_s: float, seconds: float) -> dict[str, Any]:
     """Measure a blend of some of the datasets in a folder, after a number of changes of its weights.
 
-    `of_unchanged` is its rate relative to a loader that had the last weights from the beginning: the median over pairs
-    of slices, measured in turns. Rates are samples per second of CPU time. `amend_s` is the median time of a change, `state_bytes` the size of the state.
+    Rates are samples per second of CPU time. `of_unchanged` is the rate relative to a loader that had the last weights
+    from the beginning: the median over pairs of slices, measured in turns. `amend_s` is the median time of a change,
+    `state_bytes` the size of the state.
     """
     from benchmarks import ours
 
