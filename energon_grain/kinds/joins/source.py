@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columns import COLUMNS_JSON, SIZES, ColumnFolder, KeptColumns, Measured
+from energon_grain.formats.index_pages import IndexPages
 from energon_grain.kinds.joins.index import JoinHeader, JoinIndex
 from energon_grain.samplers.expression import Expression
-from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import ReadInRuns, RemoteExtents, RemoteSource
 from energon_grain.sources.rows import Rows, SelectedSource
 from energon_grain.sources.source import (

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
+from energon_grain.formats.index_pages import IndexPages
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.kinds.prepared.file_stores import MediaFileStore
 from energon_grain.prepare.columnar_build import open_columnar
@@ -26,7 +27,6 @@ from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.file_store import T_co, with_sources
-from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import remote_run
 from energon_grain.sources.rows import Rows, SelectedSource
 from energon_grain.sources.source import CLIP_BYTES, LazyFrom, PartFilter, SampleLocation, accepts

@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from energon_grain.atomic_files import atomic_write
 from energon_grain.errors import (
     EmptyDatasetError,
     FormatError,
@@ -42,7 +43,6 @@ from energon_grain.extras import needed_for
 from energon_grain.formats.columns import ColumnFolder
 from energon_grain.formats.data_files import Version, find_files, version_of
 from energon_grain.forms import Form
-from energon_grain.storage.atomic import atomic_write
 from energon_grain.storage.byte_store import coalesce
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located

@@ -27,9 +27,9 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
+from energon_grain.formats.index_pages import IndexPages
 from energon_grain.formats.one_file import OneFile
 from energon_grain.samplers.hashing import fold
-from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.source import PartFilter, PartValue, accepts
 from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, is_url, located, name_of
