@@ -98,6 +98,7 @@ from .get_datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
+from .history.leaf_of import leaf_of as leaf_of
 from .kinds.prepared.file_stores import ObjectFileStore as ObjectFileStore, SystemFileStore as SystemFileStore
 from .kinds.tar.source import WebdatasetFileStore as WebdatasetFileStore, WebDatasetSource as WebDatasetSource
 from .loader.iterator import (

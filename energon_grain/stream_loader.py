@@ -9,7 +9,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Self, TextIO
 
+import numpy as np
+import numpy.typing as npt
+
 from energon_grain.errors import EnergonGrainError, StateError, public, shorten
+from energon_grain.history.leaf_of import leaf_names, leaf_of_items
 from energon_grain.host_processes import HostProcesses, broadcast_state, gather_cursor
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.cursor import Cursor, merge_cursors
@@ -250,6 +254,31 @@ class StreamLoader(OneSubscript[Item]):
         """All changes of the mixture in this run: a list of `energon_grain.amendments.history.Amendment`."""
         amendments = self._stream.amendments
         return [] if amendments is None else list(amendments.log)
+
+    @property
+    def leaf_names(self) -> list[str]:
+        """The name of each dataset of this run, for the numbers in `batch.leaf` and `leaf_of`.
+
+        It is the dataset's `name`, or the last part of its path (all of the path, if an earlier dataset has that name).
+        Amendments append names and change none.
+        """
+        return leaf_names(self._stream.spec)
+
+    def leaf_of(self, batch: Any) -> npt.NDArray[np.int32]:
+        """Return the number of the dataset of each sample of a batch that this loader delivered.
+
+        Also of batches whose samples are filtered, grouped or packed. Otherwise `batch.leaf` is the same.
+
+        Args:
+            batch: A batch, a sample, or the `__restore_key__` of one.
+
+        Returns:
+            (batch,) int32, indices into `leaf_names`; -1 for a pack of samples of several datasets.
+
+        Raises:
+            StateError: The batch has no `__restore_key__`.
+        """
+        return leaf_of_items(self._stream.spec, batch)
 
     def which(self, step: int) -> StepSamples:
         """Return the samples of the global batch of a past or future step. See `Stream.which`."""

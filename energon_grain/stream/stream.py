@@ -322,6 +322,9 @@ class Stream:
                     self._failed_behind = self._behind
             return [step.batch for step in islice(self._peeked, count)]
 
+    coming = peek
+    """The older name."""
+
     @property
     def place(self) -> Progress:
         """The current place: after the last step that was delivered."""
