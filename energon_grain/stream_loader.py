@@ -15,6 +15,7 @@ import numpy.typing as npt
 from energon_grain.errors import EnergonGrainError, StateError, public, shorten
 from energon_grain.history.leaf_of import leaf_names, leaf_of_items
 from energon_grain.host_processes import HostProcesses, broadcast_state, gather_cursor
+from energon_grain.lazy_names import by_name
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.cursor import Cursor, merge_cursors
 from energon_grain.stream.run import StepSamples
@@ -24,6 +25,8 @@ from energon_grain.watch.loader_stats import LoaderStats
 from energon_grain.watch.progress import ProgressLine
 from energon_grain.watch.stream import Stream
 from energon_grain.watch.watching import Watch
+
+_RECEIPT = "energon_grain.history.receipts.receipt_of"
 
 
 @public
@@ -283,6 +286,22 @@ class StreamLoader(OneSubscript[Item]):
     def which(self, step: int) -> StepSamples:
         """Return the samples of the global batch of a past or future step. See `Stream.which`."""
         return self._stream.which(step)
+
+    def receipt(self, *, allow_missing: bool = False) -> dict[str, Any]:
+        """Return what was read until now: a JSON object of less than 1 KB, the same on every host.
+
+        It has the digests of all datasets, of every setting, and of all changes of the mixture, the step, and a root
+        over them. `str(receipt)` is its text. `energon-grain verify` checks data and configuration against it.
+        Auxiliary data and the program (task encoder, hooks) are not covered.
+
+        Args:
+            allow_missing: For datasets without digests, enter null instead of raising.
+
+        Raises:
+            StateError: A dataset has no digests; names the command that stores them.
+            StaleIndexError: The digests are of other files.
+        """
+        return by_name(_RECEIPT)(self._stream, allow_missing=allow_missing)
 
     def skip(self, steps: int) -> None:
         """Skip steps of this pass; they count as delivered. See `Stream.skip`."""
