@@ -59,6 +59,11 @@ COMMANDS = {
             "lint.lint", "Check a dataset: open it, compare its indices with its tars, decode every sample.", _LOOK
         ),
         "which": Listed("checkpoint.which", "List shard, key and byte range of the samples of a global batch.", _LOOK),
+        "blame": Listed(
+            "blame.blame",
+            "Rank samples, shards and datasets by how much of the unusual losses of a run they explain.",
+            _LOOK,
+        ),
         "bench": Listed(
             "bench.bench",
             "Measure loading on your own data: storage, the work per sample, and the pipeline with workers.",

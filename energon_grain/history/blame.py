@@ -13,7 +13,7 @@ longer count for the other samples of the steps (forward selection).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,7 +33,8 @@ from energon_grain.stream.run import Run, StepSamples
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
-_MOST_DRAWS = 1 << 26
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+_MOST_DRAWS = 1 << 24
 """Samples that are counted. Of longer runs, the steps with the highest residuals are, and some for comparison."""
 _PROBED = 4096
 _REPLAYED = 24
@@ -59,7 +60,7 @@ def blame(
         now: Current place of the stream.
         losses: `Losses`, a file of them, or a mapping of step to loss; see `history.losses`.
         dropped: Whether this stream is known to have dropped something.
-        steps: Only explain these steps. Default: the whole curve.
+        steps: Rank the samples of these steps of the losses only. Default: the whole curve.
         lag: Number of the first batch in the losses: 0; or 1, if the trainer counts steps from 1.
         mean_of: Number of steps that each loss is the mean of: the step and those before it.
         most: Number of samples, and of shards, to return.
@@ -74,19 +75,72 @@ def blame(
     return _Inquiry.of(run, now, Losses.of(losses), dropped, steps, lag, mean_of).answer(most)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Signal:
+    """Residuals of the steps of the loader, of those that are shown; 0 for others. Cut off at `CAP`.
+
+    Attributes:
+        of_step: For each leaf, (t,) residuals of steps. Leaves without losses of their own share one array.
+        own: Leaves with losses of their own.
+        by_item: The first item of each logged step, and the residuals of all items; None: only steps have losses.
+    """
+
+    of_step: Sequence[FloatArray]
+    own: frozenset[int]
+    by_item: tuple[Int64Array, FloatArray] | None
+
+    @classmethod
+    def of(cls, run: Run, losses: Losses, logged: FloatArray, owner: Int64Array, shown: BoolArray) -> _Signal:
+        """The residuals of losses. `shown`: (n,) which logged steps; `owner`: (t,) logged step of each step."""
+
+        def of_steps(values: FloatArray) -> FloatArray:
+            return np.where(shown, np.clip(values, -CAP, CAP), 0.0)[owner]
+
+        overall = of_steps(logged)
+        own = {
+            leaf: of_steps(np.where(np.isfinite(part), residuals(part, losses.steps), 0.0))
+            for leaf, part in _parts_of_leaves(run, losses).items()
+        }
+        return cls(
+            of_step=[own.get(leaf, overall) for leaf in range(len(run.spec.leaves))],
+            own=frozenset(own),
+            by_item=None if losses.samples is None else _of_items(losses, shown),
+        )
+
+    def of_samples(self, drawn: DrawnSteps, inquiry: _Inquiry, items: Int64Array) -> FloatArray:
+        """The residual of each sample of some steps. `items`: (t,) number of items of each step."""
+        if self.by_item is not None:
+            return _residuals_of_items(drawn, inquiry, items, *self.by_item)
+        if not self.own:
+            return self.of_step[0][drawn.steps][drawn.row]
+        found = np.empty(len(drawn.row))
+        for leaf, values in enumerate(self.of_step):
+            at = np.flatnonzero(drawn.leaf == leaf)
+            found[at] = values[drawn.steps[drawn.row[at]]]
+        return found
+
+    def chances(self, counted: Int64Array) -> list[Chance]:
+        """For each leaf, if only some steps are counted."""
+        if self.by_item is not None:
+            return [Chance(self.by_item[1])] * len(self.of_step)
+        found: dict[int, Chance] = {}
+        for values in {id(each): each for each in self.of_step}.values():
+            seen = np.zeros(len(values))
+            seen[counted] = values[counted]
+            found[id(values)] = Chance(seen)
+        return [found[id(values)] for values in self.of_step]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Inquiry:
-    """The residuals of a run, and its steps.
+    """A run and its losses.
 
     Attributes:
         losses: As logged.
         logged: (n,) residual of each logged step, not cut off.
         steps: (t,) steps of the loader, ascending.
         owner: (t,) the logged step of each.
-        residual: (t,) residual of each step, cut off; 0 where it is not to be explained.
-        of_leaf: By leaf, residuals from its own losses, as `residual`.
-        by_item: Residuals of items: (first of each step, residuals); None: only steps have losses.
-        only: Whether only some steps are to be explained.
+        only: (t,) steps to be explained; None: all of them.
     """
 
     run: Run
@@ -96,11 +150,7 @@ class _Inquiry:
     logged: FloatArray
     steps: Int64Array
     owner: Int64Array
-    residual: FloatArray
-    of_leaf: dict[int, FloatArray]
-    by_item: tuple[Int64Array, FloatArray] | None
-    only: bool
-    notes: list[str] = field(default_factory=list[str])
+    only: BoolArray | None
 
     @classmethod
     def of(
@@ -108,136 +158,134 @@ class _Inquiry:
     ) -> _Inquiry:
         steps, owner = _loader_steps(losses.steps, lag, mean_of)
         check_not_skipped(now, steps)
-        logged = residuals(losses.values, losses.steps)
-        shown = np.ones(len(logged), np.bool_) if only is None else _selected(losses.steps, only)
-
-        def of_steps(values: FloatArray) -> FloatArray:
-            cut = np.clip(values, -CAP, CAP)
-            return np.where(shown, cut, 0.0)[owner]
-
-        found = cls(
+        return cls(
             run=run,
             now=now,
             dropped=dropped,
             losses=losses,
-            logged=logged,
+            logged=residuals(losses.values, losses.steps),
             steps=steps,
             owner=owner,
-            residual=of_steps(logged),
-            of_leaf={
-                leaf: of_steps(np.where(np.isfinite(part), residuals(part, losses.steps), 0.0))
-                for leaf, part in _parts_of_leaves(run, losses).items()
-            },
-            by_item=None if losses.samples is None else _of_items(losses, shown),
-            only=only is not None,
+            only=None if only is None else _selected(losses.steps, only)[owner],
         )
-        found._note()
-        return found
-
-    def _note(self) -> None:
-        beyond = int((self.steps >= self.now.step).sum())
-        if beyond:
-            self.notes.append(
-                f"{beyond:,} steps are behind the state (step {self.now.step:,}): their samples are those of a run "
-                f"that goes on unchanged."
-            )
-        broken = int((~np.isfinite(self.losses.values)).sum())
-        if broken:
-            self.notes.append(f"{broken:,} losses are not finite; the first of several in a row counts as a spike.")
-        if self.losses.repeated:
-            self.notes.append(f"{self.losses.repeated:,} losses were replaced by later ones of the same step.")
-        if not self.run.spec.endless and not any(leaf.order.shuffle for leaf in self.run.spec.leaves):
-            self.notes.append("The run is not shuffled, so the chances below assume an order that it does not have.")
 
     def answer(self, most: int) -> Blame:
         """Count, and rank."""
         leaves = self.run.spec.leaves
-        source = self._pieces()
+        of_samples, of_groups = self._signals()
+        source = self._pieces(of_samples)
         samples, shards, datasets = Samples(leaves), shards_of(leaves), datasets_of(leaves)
+        if of_groups.by_item is None:
+            shards.keep(len(source.counted))
         for drawn in source.pieces(source.counted):
-            residual = self._residuals(drawn, source)
-            probed = source.probed[drawn.steps]
+            residual, probed = of_samples.of_samples(drawn, self, source.items), source.probed[drawn.steps]
             samples.add(drawn, residual)
+            if of_groups is not of_samples:
+                residual = of_groups.of_samples(drawn, self, source.items)
             shards.add(drawn, residual, probed)
             datasets.add(drawn, residual, probed)
-        evidence = Evidence(
-            leaves=leaves,
+        uses = datasets.uses if source.whole else datasets.uses * (len(self.steps) / len(source.counted))
+        for_samples, for_groups = (self._evidence(signal, source, uses) for signal in (of_samples, of_groups))
+        return Blame(
+            steps=len(self.losses.steps),
+            spikes=self._spikes(),
+            samples=rank_samples(for_samples, samples, most, self.only),
+            shards=rank_groups(for_groups, shards, "shard", most),
+            datasets=rank_groups(for_groups, datasets, "dataset", len(leaves)),
+            notes=[*self._notes(), *source.notes],
+            replayed=source.replayed,
+        )
+
+    def _signals(self) -> tuple[_Signal, _Signal]:
+        """Residuals that samples are ranked by, and shards and datasets.
+
+        If only some steps are to be explained, their samples are ranked by the other steps that used them, or by their
+        own losses; shards and datasets by these steps alone.
+        """
+        every = np.ones(len(self.logged), np.bool_)
+        if self.only is None:
+            found = _Signal.of(self.run, self.losses, self.logged, self.owner, every)
+            return found, found
+        shown = np.zeros(len(self.logged), np.bool_)
+        shown[self.owner[self.only]] = True
+        others = every if self.losses.samples is not None else ~shown
+        return (
+            _Signal.of(self.run, self.losses, self.logged, self.owner, others),
+            _Signal.of(self.run, self.losses, self.logged, self.owner, shown),
+        )
+
+    def _evidence(self, signal: _Signal, source: _Pieces, uses: FloatArray) -> Evidence:
+        spikes = np.flatnonzero(self.logged[self.owner] >= _SPIKE if self.only is None else self.only)
+        return Evidence(
+            leaves=self.run.spec.leaves,
             steps=self.steps,
             counted=source.counted,
             probed=int(source.probed.sum()),
             whole=source.whole,
             pieces=source.pieces,
-            residuals=lambda drawn: self._residuals(drawn, source),
-            of_step=None if self.by_item is not None else [self._of_leaf(leaf) for leaf in range(len(leaves))],
-            chances=self._chances(source),
-            uses=datasets.uses if source.whole else datasets.uses * (len(self.steps) / len(source.counted)),
-            spikes=np.flatnonzero(self.residual != 0 if self.only else self.residual >= _SPIKE),
-            own=frozenset(self.of_leaf),
-        )
-        return Blame(
-            steps=len(self.losses.steps),
-            spikes=self._spikes(),
-            samples=rank_samples(evidence, samples, most),
-            shards=rank_groups(evidence, shards, "shard")[:most],
-            datasets=rank_groups(evidence, datasets, "dataset"),
-            notes=[*self.notes, *source.notes],
-            replayed=source.replayed,
+            residuals=lambda drawn: signal.of_samples(drawn, self, source.items),
+            of_step=None if signal.by_item is not None else signal.of_step,
+            chances=signal.chances(source.counted),
+            uses=uses,
+            spikes=spikes,
+            own=signal.own,
         )
 
-    def _of_leaf(self, leaf: int) -> FloatArray:
-        return self.of_leaf.get(leaf, self.residual)
-
-    def _chances(self, source: _Pieces) -> list[Chance]:
-        """The chances of each leaf."""
-        counted = np.zeros(len(self.steps), np.bool_)
-        counted[source.counted] = True
-        if self.by_item is not None:
-            return [Chance(self.by_item[1])] * len(self.run.spec.leaves)
-        overall = Chance(np.where(counted, self.residual, 0.0))
-        own = {leaf: Chance(np.where(counted, values, 0.0)) for leaf, values in self.of_leaf.items()}
-        return [own.get(leaf, overall) for leaf in range(len(self.run.spec.leaves))]
-
-    def _residuals(self, drawn: DrawnSteps, source: _Pieces) -> FloatArray:
-        """The residual of each sample of some steps."""
-        if self.by_item is not None:
-            return self._of_samples(drawn, source, *self.by_item)
-        found = self.residual[drawn.steps][drawn.row]
-        for leaf, values in self.of_leaf.items():
-            own = np.flatnonzero(drawn.leaf == leaf)
-            found[own] = values[drawn.steps[drawn.row[own]]]
+    def _notes(self) -> list[str]:
+        found: list[str] = []
+        beyond = int((self.steps >= self.now.step).sum())
+        if beyond:
+            found.append(
+                f"{beyond:,} of the steps are behind the state (step {self.now.step:,}): their samples are those of a "
+                f"run that goes on unchanged."
+            )
+        broken = int((~np.isfinite(self.losses.values)).sum())
+        if broken:
+            found.append(f"{broken:,} losses are not finite; the first of several in a row counts as a spike.")
+        if self.losses.repeated:
+            found.append(f"{self.losses.repeated:,} losses were replaced by later ones of the same step.")
+        if not any(leaf.order.shuffle for leaf in self.run.spec.leaves):
+            found.append("The run is not shuffled: samples that are always used together cannot be told apart.")
         return found
 
-    def _of_samples(self, drawn: DrawnSteps, source: _Pieces, first: Int64Array, values: FloatArray) -> FloatArray:
-        """The residual of each sample from the losses of items, which are in the order of hosts."""
-        hosts = self.run.share.hosts
-        owners = self.owner[drawn.steps]
-        length = first[owners + 1] - first[owners]
-        count = source.items[drawn.steps]
-        wrong = np.flatnonzero((length < count) | (length % hosts > 0))
-        if len(wrong):
-            step = int(self.losses.steps[owners[wrong[0]]])
-            raise ConfigError(
-                f"step {step} has {int(length[wrong[0]])} losses of samples, but {int(count[wrong[0]])} items on "
-                f"{hosts} hosts: expected one loss for each item, gathered from all hosts"
-            )
-        place = drawn.item % hosts * (length // hosts)[drawn.row] + drawn.item // hosts
-        return values[first[owners][drawn.row] + place]
-
-    def _pieces(self) -> _Pieces:
+    def _pieces(self, signal: _Signal) -> _Pieces:
+        high = np.max(np.stack(list({id(each): each for each in signal.of_step}.values())), axis=0)
+        if self.only is not None:
+            high[self.only] = np.inf
         if is_arithmetic(self.run, self.now, int(self.steps[0]), dropped=self.dropped):
-            return _drawn_pieces(self)
-        return _replayed_pieces(self)
+            return _drawn_pieces(self, high)
+        return _replayed_pieces(self, high)
 
     def _spikes(self) -> list[Spike]:
         """The logged steps with the highest residuals, in the order of steps."""
-        shown = np.zeros(len(self.logged), np.bool_)
-        shown[self.owner[self.residual != 0]] = True
-        high = np.flatnonzero(shown if self.only else shown & (self.logged >= _SPIKE))
+        shown = self.logged >= _SPIKE
+        if self.only is not None:
+            shown = np.zeros(len(self.logged), np.bool_)
+            shown[self.owner[self.only]] = True
+        high = np.flatnonzero(shown)
         high = np.sort(high[np.argsort(-self.logged[high], kind="stable")][:100])
         return [
             Spike(step=int(self.losses.steps[at]), loss=float(self.losses.values[at]), residual=float(self.logged[at]))
-            for at in high
+            for at in high.tolist()
         ]
+
+
+def _residuals_of_items(
+    drawn: DrawnSteps, inquiry: _Inquiry, items: Int64Array, first: Int64Array, values: FloatArray
+) -> FloatArray:
+    """The residual of each sample from the losses of items, which are in the order of hosts."""
+    hosts = inquiry.run.share.hosts
+    owners = inquiry.owner[drawn.steps]
+    length, count = first[owners + 1] - first[owners], items[drawn.steps]
+    wrong = np.flatnonzero((length < count) | (length % hosts > 0))
+    if len(wrong):
+        step = int(inquiry.losses.steps[owners[wrong[0]]])
+        raise ConfigError(
+            f"step {step} has {int(length[wrong[0]])} losses of samples, but {int(count[wrong[0]])} items on "
+            f"{hosts} hosts: expected one loss for each item, gathered from all hosts"
+        )
+    place = drawn.item % hosts * (length // hosts)[drawn.row] + drawn.item // hosts
+    return values[first[owners][drawn.row] + place]
 
 
 def _loader_steps(steps: Int64Array, lag: int, mean_of: int) -> tuple[Int64Array, Int64Array]:
@@ -314,24 +362,19 @@ class _Pieces:
     replayed: bool = False
 
 
-def _drawn_pieces(inquiry: _Inquiry) -> _Pieces:
-    """The samples by arithmetic."""
-    residual = inquiry.residual if inquiry.by_item is None else np.ones(len(inquiry.steps))
+def _drawn_pieces(inquiry: _Inquiry, high: FloatArray) -> _Pieces:
+    """The samples by arithmetic. `high`: (t,) the residuals by which steps are chosen, if there are too many."""
     items = items_of(inquiry.run, inquiry.now, inquiry.steps)
-    total = int(items.count.sum())
     count = len(inquiry.steps)
-    probed = np.zeros(count, np.bool_)
-    if total <= _MOST_DRAWS and not inquiry.only:
-        probed[:] = True
-        counted, notes = np.arange(count), list[str]()
-    else:
+    probed, notes = np.ones(count, np.bool_), list[str]()
+    counted = np.arange(count)
+    if int(items.count.sum()) > _MOST_DRAWS:
+        probed[:] = False
         probed[np.unique(np.linspace(0, count - 1, min(count, _PROBED)).astype(np.int64))] = True
-        order = np.argsort(-np.maximum(residual, 0), kind="stable")
-        affordable = int(np.searchsorted(np.cumsum(items.count[order]), _MOST_DRAWS))
-        high = order[: max(1, affordable)]
-        counted = np.union1d(high[residual[high] > 0], np.flatnonzero(probed))
-        used = len(counted) / count
-        notes = [] if inquiry.only else [f"The {used:.0%} of steps with the highest losses were counted."]
+        order = np.argsort(-high, kind="stable")
+        affordable = max(1, int(np.searchsorted(np.cumsum(items.count[order]), _MOST_DRAWS)))
+        counted = np.union1d(order[:affordable], np.flatnonzero(probed))
+        notes = [f"The {len(counted) / count:.0%} of steps with the highest losses were counted."]
 
     def pieces(wanted: Int64Array) -> Iterator[DrawnSteps]:
         return draw_steps(inquiry.run, items, wanted)
@@ -341,17 +384,17 @@ def _drawn_pieces(inquiry: _Inquiry) -> _Pieces:
     )
 
 
-def _replayed_pieces(inquiry: _Inquiry) -> _Pieces:
-    """The samples of the most unusual steps, and of as many others, from making steps again."""
+def _replayed_pieces(inquiry: _Inquiry, high: FloatArray) -> _Pieces:
+    """The samples of the steps with the highest residuals, and of as many others, from making steps again."""
     count = len(inquiry.steps)
-    order = np.argsort(-inquiry.residual, kind="stable")
-    high = np.sort(order[: min(_REPLAYED, count)])
-    high = high[inquiry.residual[high] > (0 if inquiry.only else _UNUSUAL)]
-    if not len(high):
-        high = order[:1]
-    last = int(high[-1])
-    plain = np.setdiff1d(np.unique(np.linspace(0, last, 2 * _REPLAYED).astype(np.int64)), high)
-    counted = np.union1d(high, plain)
+    order = np.argsort(-high, kind="stable")
+    unusual = np.sort(order[: min(_REPLAYED, count)])
+    unusual = unusual[high[unusual] > _UNUSUAL]
+    if not len(unusual):
+        unusual = order[:1]
+    last = int(unusual[-1])
+    plain = np.setdiff1d(np.unique(np.linspace(0, last, 2 * _REPLAYED).astype(np.int64)), unusual)
+    counted = np.union1d(unusual, plain)
     steps = inquiry.steps[counted].tolist()
     found = which_of_steps(inquiry.run, inquiry.now, steps, dropped=inquiry.dropped)
     drawn = {at: _of_records(inquiry.run, at, found[step]) for at, step in zip(counted.tolist(), steps, strict=True)}
@@ -366,8 +409,8 @@ def _replayed_pieces(inquiry: _Inquiry) -> _Pieces:
         items=items,
         pieces=lambda wanted: (drawn[at] for at in wanted.tolist()),
         notes=[
-            f"The samples of a step depend on the steps before it, so only {len(high)} unusual steps and {len(plain)} "
-            f"others were looked at; the steps up to {inquiry.steps[last]:,} were {how}."
+            f"The samples of a step depend on the steps before it, so only {len(unusual)} unusual steps and "
+            f"{len(plain)} others were looked at; the steps up to {inquiry.steps[last]:,} were {how}."
         ],
         replayed=True,
     )

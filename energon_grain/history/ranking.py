@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -77,17 +77,30 @@ class _Candidate:
     highs: dict[int, float] = field(default_factory=dict[int, float])
 
 
-def rank_samples(evidence: Evidence, samples: Samples, most: int) -> list[Suspect]:
-    """The samples that explain most. A sample that is hardly a result of chance explains the residuals of its steps."""
-    left = _candidates(evidence, samples)
+def rank_samples(
+    evidence: Evidence, samples: Samples, most: int, only: npt.NDArray[np.bool_] | None = None
+) -> list[Suspect]:
+    """The samples that explain most. A sample that is hardly a result of chance explains the residuals of its steps.
+
+    Args:
+        evidence: The steps.
+        samples: The scores of all samples.
+        most: Number of samples.
+        only: (t,) steps whose samples are ranked, by the other steps that used them; None: all samples are.
+    """
+    if only is None:
+        left, among = _candidates(evidence, samples), len(samples)
+    else:
+        left = _candidates_of(evidence, samples, np.flatnonzero(only))
+        among = len(left)
     _find_steps(evidence, samples, left)
     found: list[Suspect] = []
     while left and len(found) < most:
         logs = _logs(evidence, left)
-        ratio = np.array([each.score / np.sqrt(each.uses) for each in left])
+        ratio = np.array([each.score / np.sqrt(max(1, each.uses)) for each in left])
         at = int(np.lexsort((-ratio, logs))[0])
         best = left.pop(at)
-        chance = float(np.exp(np.minimum(logs[at] + np.log(len(samples)), 700)))
+        chance = float(np.exp(logs[at] + np.log(among)))
         found.append(_suspect(evidence, best, chance, _tied(evidence, samples, best)))
         if chance < _EXPLAINED and evidence.of_step is not None:
             _explain(left, best)
@@ -99,7 +112,8 @@ def _logs(evidence: Evidence, candidates: Sequence[_Candidate]) -> FloatArray:
     found = np.zeros(len(candidates))
     leaf = np.array([each.leaf for each in candidates])
     score = np.array([each.score for each in candidates])
-    uses = np.array([each.uses for each in candidates], np.float64)
+    uses = np.array([max(each.uses, 0) for each in candidates], np.float64)
+    score[uses == 0] = 0
     for number in np.unique(leaf).tolist():
         own = leaf == number
         found[own] = evidence.chances[number].log_of(score[own], uses[own])
@@ -129,6 +143,23 @@ def _candidates(evidence: Evidence, samples: Samples) -> list[_Candidate]:
         rows = zip(used[best].tolist(), uses[best].tolist(), own[best].tolist(), strict=True)
         found += [_Candidate(leaf, index, int(count), value) for index, count, value in rows]
     return found
+
+
+def _candidates_of(evidence: Evidence, samples: Samples, only: Int64Array) -> list[_Candidate]:
+    """The samples of some steps. Their uses in these steps count only if they have losses of their own."""
+    found: dict[tuple[int, int], _Candidate] = {}
+    for drawn in evidence.pieces(only):
+        for leaf, index, row in zip(drawn.leaf.tolist(), drawn.index.tolist(), drawn.row.tolist(), strict=True):
+            one = found.get((leaf, index))
+            if one is None:
+                uses = float(_uses(evidence, samples, leaf, np.array([index]))[0])
+                score = float(samples.score[leaf][index]) - uses * evidence.chances[leaf].mean
+                one = found[leaf, index] = _Candidate(leaf, index, int(uses), score)
+            if evidence.of_step is not None:
+                one.uses -= 1
+                one.score += evidence.chances[leaf].mean
+            one.highs[int(drawn.steps[row])] = 0.0
+    return list(found.values())
 
 
 def _uses(evidence: Evidence, samples: Samples, leaf: int, index: Int64Array) -> npt.NDArray[np.float32]:
@@ -178,7 +209,7 @@ def _suspect(evidence: Evidence, found: _Candidate, chance: float, tied: int) ->
         index=found.index,
         leaf=found.leaf,
         uses=found.uses,
-        effect=found.score / found.uses,
+        effect=found.score / max(1, found.uses),
         chance=chance,
         steps=tuple(int(evidence.steps[step]) for step in sorted(found.highs)),
         explains=len(found.highs.keys() & set(evidence.spikes.tolist())) / max(1, len(evidence.spikes)),
@@ -186,50 +217,102 @@ def _suspect(evidence: Evidence, found: _Candidate, chance: float, tied: int) ->
     )
 
 
-def rank_groups(evidence: Evidence, groups: Groups, kind: Literal["shard", "dataset"]) -> list[Suspect]:
-    """Groups by how little chance explains them."""
-    steps = len(evidence.steps)
-    uses = groups.uses if evidence.whole else groups.share * evidence.uses[groups.leaf]
-    means = np.array([chance.mean for chance in evidence.chances])[groups.leaf]
-    usual = uses / steps
-    if evidence.of_step is None:
-        score, variance, largest = groups.score - uses * means, uses, np.ones(len(uses))
-    else:
-        totals = np.array([float(values.sum()) for values in _counted_residuals(evidence)])[groups.leaf]
-        score = groups.score - usual * totals
-        squares = groups.squares / evidence.probed - usual**2
-        variance = steps * np.maximum(squares, 0 if evidence.whole else usual)
-        largest = np.maximum(groups.largest - usual, usual)
-    if kind == "dataset" and evidence.of_step is not None:
-        for leaf in evidence.own:  # its own losses say whether it has the spikes
-            score[leaf] = float((evidence.of_step[leaf] - evidence.chances[leaf].mean)[evidence.spikes].sum())
-            variance[leaf], largest[leaf] = len(evidence.spikes), 1.0
-    variance = np.maximum(variance, 1e-9)
-    logs = np.zeros(len(score))
-    for leaf in range(len(evidence.leaves)):
-        own = groups.leaf == leaf
-        logs[own] = evidence.chances[leaf].log_of(score[own], variance[own], largest[own])
-    chances = np.exp(np.minimum(logs + np.log(max(1, len(score))), 700))
-    order = np.lexsort((-score / np.sqrt(variance), logs))
-    return [_group(evidence, groups, kind, at, uses, score / variance, chances) for at in order.tolist() if uses[at]]
+def rank_groups(evidence: Evidence, groups: Groups, kind: Literal["shard", "dataset"], most: int) -> list[Suspect]:
+    """The groups that explain most. One that is hardly a result of chance explains the residuals of its steps."""
+    ranking = _GroupRanking(evidence, groups, kind)
+    found: list[Suspect] = []
+    left = (groups.uses > 0) & ((ranking.score > 0) | (kind == "dataset"))
+    while left.any() and len(found) < most:
+        logs = np.where(left, ranking.logs(), np.inf)
+        at = int(np.lexsort((-ranking.score / np.sqrt(ranking.variance), logs))[0])
+        left[at] = False
+        chance = float(np.exp(logs[at] + np.log(len(left))))
+        found.append(ranking.suspect(at, chance))
+        if chance < _EXPLAINED:
+            ranking.explain(at)
+    return found
 
 
-def _counted_residuals(evidence: Evidence) -> list[FloatArray]:
-    """For each leaf, the residuals of the steps that were counted."""
-    assert evidence.of_step is not None
-    return [values[evidence.counted] for values in evidence.of_step]
+class _GroupRanking:
+    """The scores of groups, less what suspects explain.
 
+    Attributes:
+        score: (g,) U of `history.chance`.
+        variance: (g,) V.
+        largest: (g,) m.
+    """
 
-def _group(
-    evidence: Evidence, groups: Groups, kind: Any, at: int, uses: FloatArray, effect: FloatArray, chances: FloatArray
-) -> Suspect:
-    leaf = int(groups.leaf[at])
-    return Suspect(
-        kind=kind,
-        dataset=str(evidence.leaves[leaf].leaf.source.path),
-        shard="" if kind == "dataset" else groups.name[at],
-        leaf=leaf,
-        uses=round(float(uses[at])),
-        effect=float(effect[at]),
-        chance=float(chances[at]),
-    )
+    def __init__(self, evidence: Evidence, groups: Groups, kind: Literal["shard", "dataset"]) -> None:
+        self._evidence, self._groups = evidence, groups
+        self._kind: Literal["shard", "dataset"] = kind
+        self._uses = groups.uses if evidence.whole else groups.share * evidence.uses[groups.leaf]
+        self._usual = self._uses / len(evidence.steps)
+        self._left: list[FloatArray] | None = None
+        if evidence.of_step is not None:
+            copies = {id(values): values.copy() for values in evidence.of_step}
+            self._left = [copies[id(values)] for values in evidence.of_step]
+        if self._left is None:
+            means = np.array([chance.mean for chance in evidence.chances])[groups.leaf]
+            self.score, self.variance = groups.score - self._uses * means, self._uses
+            self.largest = np.ones(len(self._uses))
+        else:
+            self.score = groups.score - self._usual * self._totals(self._left)
+            squares = groups.squares / evidence.probed - self._usual**2
+            self.variance = len(evidence.steps) * np.maximum(squares, 0 if evidence.whole else self._usual)
+            self.largest = np.maximum(groups.largest - self._usual, self._usual)
+            self._take_own_losses(self._left)
+        self.variance = np.maximum(self.variance, 1e-9)
+
+    def _totals(self, values: Sequence[FloatArray]) -> FloatArray:
+        """(g,) sum of the residuals of all counted steps."""
+        totals = [float(own[self._evidence.counted].sum()) for own in values]
+        return np.array(totals)[self._groups.leaf]
+
+    def _take_own_losses(self, of_step: Sequence[FloatArray]) -> None:
+        """A dataset with losses of its own has a spike where these have one."""
+        if self._kind == "dataset":
+            evidence = self._evidence
+            for leaf in evidence.own:
+                own = of_step[leaf] - evidence.chances[leaf].mean
+                self.score[leaf] = float(own[evidence.spikes].sum())
+                self.variance[leaf], self.largest[leaf] = len(evidence.spikes), 1.0
+
+    def logs(self) -> FloatArray:
+        """(g,) log of p."""
+        found = np.zeros(len(self.score))
+        for leaf, chance in enumerate(self._evidence.chances):
+            own = self._groups.leaf == leaf
+            found[own] = chance.log_of(self.score[own], self.variance[own], self.largest[own])
+        return found
+
+    def explain(self, at: int) -> None:
+        """Take from each step the mean residual of all steps that use a group equally often, and add up again."""
+        kept = self._groups.kept
+        if not kept or self._left is None:
+            return
+        steps = np.concatenate([steps for steps, _ in kept])
+        uses = np.concatenate([counts[:, at] for _, counts in kept])
+        number = np.maximum(np.bincount(uses), 1)
+        for values in {id(each): each for each in self._left}.values():
+            own = values[steps]
+            mean = np.bincount(uses, own) / number
+            values[steps] = own - mean[uses] + own.mean()
+        self.score = -self._usual * self._totals(self._left)
+        of = np.array([id(values) for values in self._left])[self._groups.leaf]
+        for values in {id(each): each for each in self._left}.values():
+            own = np.flatnonzero(of == id(values))
+            for steps, counts in kept:
+                self.score[own] += values[steps] @ counts[:, own]
+
+    def suspect(self, at: int, chance: float) -> Suspect:
+        """A group as a suspect."""
+        leaf = int(self._groups.leaf[at])
+        return Suspect(
+            kind=self._kind,
+            dataset=str(self._evidence.leaves[leaf].leaf.source.path),
+            shard="" if self._kind == "dataset" else self._groups.name[at],
+            leaf=leaf,
+            uses=round(float(self._uses[at])),
+            effect=float(self.score[at] / self.variance[at]),
+            chance=chance,
+        )

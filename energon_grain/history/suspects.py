@@ -132,7 +132,7 @@ def _section(title: str, suspects: Sequence[Suspect]) -> list[str]:
         rows.append(
             (
                 "/".join(filter(None, (each.dataset, each.shard, each.key))),
-                _chance(each.chance) + ("" if not each.sure else " *"),
+                chance_text(each.chance) + ("" if not each.sure else " *"),
                 f"{each.effect:+.2g} sd",
                 f"{each.uses:,}",
                 f"{each.explains:.0%}" if each.kind == "sample" else "",
@@ -149,5 +149,6 @@ def _section(title: str, suspects: Sequence[Suspect]) -> list[str]:
     return found
 
 
-def _chance(value: float) -> str:
+def chance_text(value: float) -> str:
+    """A chance with two digits."""
     return f"{value:.2g}" if value >= 1e-3 else f"{value:.0e}"

@@ -19,7 +19,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 Residuals: TypeAlias = Callable[[DrawnSteps], FloatArray]
 """The residual of each sample of some steps, (m,)."""
-_DENSE = 1 << 22
+_DENSE, _KEPT = 1 << 22, 1 << 26
 _EPOCHS = 4
 _NUMBERED_AT_ONCE = 1 << 20
 
@@ -37,6 +37,8 @@ class Groups:
         uses: (g,) sum of uses.
         squares: (g,) sum of squared uses over the probed steps.
         largest: (g,) largest number of uses in a step.
+        kept: The counted steps, piece by piece, and how often each uses the samples of each group, (k, g) uint8; None:
+            it is not kept.
     """
 
     leaf: Int64Array
@@ -47,6 +49,7 @@ class Groups:
     uses: FloatArray
     squares: FloatArray
     largest: FloatArray
+    kept: list[tuple[Int64Array, npt.NDArray[np.uint8]]] | None = None
 
     @classmethod
     def made(cls, leaf: Sequence[int], name: Sequence[str], share: Sequence[float], of: Sequence[Any]) -> Groups:
@@ -73,12 +76,19 @@ class Groups:
             self.uses += counts.sum(axis=0)
             self.squares += (counts[probed] ** 2).sum(axis=0)
             np.maximum(self.largest, counts.max(axis=0), out=self.largest)
+            if self.kept is not None:
+                self.kept.append((drawn.steps, np.minimum(counts, 255).astype(np.uint8)))
             return
         found, count = np.unique(keys, return_counts=True)
         row, group = np.divmod(found, groups)
         self.uses += np.bincount(group, count, groups)
         self.squares += np.bincount(group, count.astype(np.float64) ** 2 * probed[row], groups)
         np.maximum.at(self.largest, group, count)
+
+    def keep(self, steps: int) -> None:
+        """Keep how often each of a number of steps uses each group, if that takes at most 64 MiB."""
+        if len(self.name) > 1 and steps * len(self.name) <= _KEPT:
+            self.kept = []
 
     def _group_of(self, drawn: DrawnSteps) -> Int64Array:
         if len(self.of) == 1:
