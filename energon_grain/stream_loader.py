@@ -303,6 +303,25 @@ class StreamLoader(OneSubscript[Item]):
         """
         return by_name(_RECEIPT)(self._stream, allow_missing=allow_missing)
 
+    def blame(self, losses: Any, **options: Any) -> Any:
+        """Rank samples, shards and datasets by how much of the run's unusual losses they explain.
+
+        `print` the result. Usually no data is read.
+
+        Args:
+            losses: Losses by step: a mapping; or a file, as CSV, JSON lines, TensorBoard event files, or an export of
+                W&B. A list in place of a loss holds the losses of all samples of the step, gathered from all hosts.
+            **options: `steps`, `lag`, `mean_of` and `most`, see `energon_grain.history.blame.blame`.
+
+        Returns:
+            An `energon_grain.history.suspects.Blame`.
+
+        Raises:
+            ConfigError: The losses have too few steps, or do not fit the steps.
+            StateError: A step does not exist, or its samples cannot be known.
+        """
+        return self._stream.blame(losses, **options)
+
     def skip(self, steps: int) -> None:
         """Skip steps of this pass; they count as delivered. See `Stream.skip`."""
         self._stream.skip(steps)

@@ -67,6 +67,11 @@ COMMANDS = {
         "verify": Listed(
             "receipts.verify", "Check data and configuration against a receipt, and name the files that differ.", _LOOK
         ),
+        "blame": Listed(
+            "blame.blame",
+            "Rank samples, shards and datasets by how much of the unusual losses of a run they explain.",
+            _LOOK,
+        ),
         "bench": Listed(
             "bench.bench",
             "Measure loading on your own data: storage, the work per sample, and the pipeline with workers.",

@@ -7,6 +7,8 @@ from energon_grain.lazy_names import by_name
 
 WHICH = "energon_grain.history.which.which"
 """The samples of a global batch: (`Run`, place in the stream, step, dropped=) -> `StepSamples`."""
+BLAME = "energon_grain.history.blame.blame"
+"""Ranks samples by what they explain of unusual losses: (`Run`, place in the stream, losses, dropped=) -> `Blame`."""
 RESTORE_SAMPLE = "energon_grain.history.replay.restore_sample"
 """Makes a sample or batch again: (`Run`, restore key) -> sample."""
 POOLS = {"process": "energon_grain.processes.pool.process_pool"}

@@ -42,7 +42,7 @@ from energon_grain.stream.cursor import (
     to_cursor,
 )
 from energon_grain.stream.drops import DropBudget
-from energon_grain.stream.extensions import AMENDED_BY_STATE, AMENDED_NOW, RESTORE_SAMPLE, WHICH, extension
+from energon_grain.stream.extensions import AMENDED_BY_STATE, AMENDED_NOW, BLAME, RESTORE_SAMPLE, WHICH, extension
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.observer import Observer, Outlet
 from energon_grain.stream.passes import (
@@ -723,6 +723,11 @@ class Stream:
         """
         self._require_own_process("make steps again")
         return extension(WHICH)(self._run, self._progress, step, dropped=self._drops.any_dropped)
+
+    def blame(self, losses: Any, **options: Any) -> Any:
+        """Rank samples by how much of the run's unusual losses they explain. See `history.blame.blame`."""
+        self._require_own_process("make steps again")
+        return extension(BLAME)(self._run, self._progress, losses, dropped=self._drops.any_dropped, **options)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one if it has ended.
