@@ -85,9 +85,14 @@ class Transport(Protocol[Ticket]):
         deaths: Counts lost workers, for the life of the pool.
     """
 
-    workers: int
-    hedge_s: float | None
-    deaths: Deaths
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def hedge_s(self) -> float | None: ...
+
+    @property
+    def deaths(self) -> Deaths: ...
 
     def submit(self, message: bytes, avoid: Sequence[Ticket]) -> Ticket:
         """Send a pickled chunk to the worker with the fewest chunks, if possible none that has one of `avoid`.
