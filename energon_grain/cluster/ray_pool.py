@@ -400,7 +400,8 @@ class RayLease:
             return
         actor = self._pool.choose((), self)
         try:
-            failed = ray.get(actor.handle.open.remote(self._digest, self._spec), timeout=self._pool.start_s)
+            opened = actor.handle.open.remote(self._digest, self._spec)
+            failed = cast("str | None", ray.get(opened, timeout=self._pool.start_s))
             if failed is not None:
                 assert actor.host is not None
                 raise WorkerError(cannot_open(actor.host.node, failed))
