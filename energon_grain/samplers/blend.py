@@ -34,7 +34,7 @@ import numpy.typing as npt
 from energon_grain.samplers.columns import Array
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.routing import Routes
-from energon_grain.samplers.share_tree import RUN, ShareTree, lane_phases, permute_run
+from energon_grain.samplers.share_tree import RUN, ShareTree, lane_phases, permute_run, round_of
 from energon_grain.samplers.weights import LaneSchedule, integer_weights
 
 _SEGMENT, _RUN = fold("segment"), fold("run")
@@ -96,6 +96,22 @@ class Blend:
             child[here], below[here] = self._segments[number].route(lane[here], rounds[here])
         return child, below
 
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`. A child without weight from some segment on has no further positions."""
+        rank = below // self.lanes
+        lane = below - rank * self.lanes
+        position = np.full(below.size, -1, dtype=np.int64)
+        left = np.arange(below.size)
+        for segment in reversed(self._segments):  # the last one that begins before a round holds it
+            if left.size:
+                begun = segment.has_begun(child[left], lane[left], rank[left])
+                here = left[begun]
+                here = here[segment.weights[child[here]] > 0]
+                rounds = segment.round_of(child[here], lane[here], rank[here])
+                position[here] = rounds * self.lanes + lane[here]
+                left = left[~begun]
+        return position
+
     def counts_at(self, rounds: npt.NDArray[np.int64]) -> Array:
         """Give how often each lane has each child before round `rounds[l]` of lane l, uint64 (children, L)."""
         lanes = np.arange(self.lanes)
@@ -128,13 +144,14 @@ def lane_rounds(start: int | npt.NDArray[np.int64], lanes: int) -> npt.NDArray[n
 class _Segment:
     """Rounds with one set of weights."""
 
-    __slots__ = ("_first", "_key", "_left", "_phase", "_total", "_tree", "before", "lanes")
+    __slots__ = ("_first", "_key", "_left", "_phase", "_total", "_tree", "before", "lanes", "weights")
 
     def __init__(
         self, tree: ShareTree, weights: Sequence[int], first: npt.NDArray[np.int64], counts: Array, key: int
     ) -> None:
         self.lanes = first.size
         self._tree, self._key = tree, key
+        self.weights = np.array(weights, dtype=np.int64)
         self._first = first  # first round of the segment in each lane, (L,)
         self.before = counts  # rounds of each child and lane before the segment, (K, L)
         before = np.concatenate([[0], np.cumsum(weights)]).astype(np.uint64)
@@ -162,6 +179,28 @@ class _Segment:
         child = label[slot, which]
         rank = rank[slot, which] + self.before[child, lane]
         return child.astype(np.int32), rank.view(np.int64) * self.lanes + lane
+
+    def has_begun(
+        self, child: npt.NDArray[np.int32], lane: npt.NDArray[np.int64], rank: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Whether rounds of children in lanes are at or after the beginning of the segment."""
+        known = child < len(self.before)
+        return known & (self.before[np.where(known, child, 0), lane] <= rank.view(np.uint64))
+
+    def round_of(
+        self, child: npt.NDArray[np.int32], lane: npt.NDArray[np.int64], rank: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Undo `route`: the rounds of lanes at which children with a weight have their rounds `rank`."""
+        if not child.size:
+            return np.empty(0, dtype=np.int64)
+        own = rank.view(np.uint64) - self.before[child, lane]
+        at = own
+        for node, is_left in reversed(self._tree.path(child)):
+            at = round_of(at, self._left[node], self._total[node], self._phase[node, lane], is_left)
+        run = at // np.uint64(RUN)
+        label, ranks = self._runs(lane, run)
+        slot = ((label == child) & (ranks == own)).argmax(axis=0)
+        return self._first[lane] + run.view(np.int64) * RUN + slot
 
     def counts(self, rounds: npt.NDArray[np.int64]) -> Array:
         """Return how often each lane has each child among its first `rounds` (L,) rounds, uint64 (K, L)."""
@@ -247,6 +286,11 @@ class StepBlend:
         """Return the child and the child position at each position (at least 0, any order)."""
         child, step = self._blend.route(position // self._width)
         return child, step * self._width + position % self._width
+
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`."""
+        step = self._blend.position_of(child, below // self._width)
+        return np.where(step < 0, -1, step * self._width + below % self._width)
 
     def counts_at(self, rounds: npt.NDArray[np.int64]) -> Array:
         """Give how often each lane has each child before round `rounds[l]` of lane l, uint64 (children, L).
