@@ -73,7 +73,7 @@ class EpochizedBlend:
 
     def counts(self, epoch: int) -> tuple[int, ...]:
         """Return how many positions of each child an epoch holds."""
-        return tuple(b - a for a, b in zip(self._firsts(epoch), self._firsts(epoch + 1), strict=True))
+        return tuple(b - a for a, b in zip(self.firsts(epoch), self.firsts(epoch + 1), strict=True))
 
     def length(self, epoch: int) -> int:
         """Return how many positions an epoch holds."""
@@ -90,7 +90,7 @@ class EpochizedBlend:
 
     def start(self, epoch: int) -> int:
         """Return the first position of an epoch."""
-        return sum(self._firsts(epoch))
+        return sum(self.firsts(epoch))
 
     def epoch_at(self, position: int) -> int:
         """Return the epoch that holds a position."""
@@ -140,7 +140,8 @@ class EpochizedBlend:
             epoch[here] = -(-places * rate.denominator // rate.numerator) - 1
         return epoch
 
-    def _firsts(self, epoch: int) -> list[int]:
+    def firsts(self, epoch: int) -> list[int]:
+        """Return the first position of each child in an epoch."""
         return [epoch * rate.numerator // rate.denominator for rate in self.rates]
 
 
@@ -150,7 +151,7 @@ class _Epochs:
     def __init__(self, blend: EpochizedBlend, first: int, last: int) -> None:
         self._blend, self._tree = blend, blend._tree
         self._first = first
-        rows = [blend._firsts(epoch) for epoch in range(first, last + 2)]
+        rows = [blend.firsts(epoch) for epoch in range(first, last + 2)]
         self._firsts = np.array(rows, dtype=np.uint64)  # (E + 1, K)
         self._start = np.array([sum(row) for row in rows], dtype=np.int64)  # (E + 1,)
         counts = self._firsts[1:] - self._firsts[:-1]

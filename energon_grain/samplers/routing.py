@@ -93,6 +93,11 @@ class RouteTree:
         """The router of the root."""
         return self._router
 
+    @property
+    def children(self) -> list[RouteTree | None]:
+        """The children of the root; None is a leaf."""
+        return [tree for _, tree in self._children]
+
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return the leaf and the position in its stream at each position (at least 0, any order)."""
         child, below = self._router.route(position)
