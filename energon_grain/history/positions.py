@@ -49,6 +49,7 @@ class Placed:
         return Use(
             key="",
             dataset="",
+            leaf="",
             index=index,
             epoch=int(self.epoch[at]),
             position=int(self.position[at]),
@@ -103,6 +104,11 @@ class SampleOrder:
         packs = [(at, *found) for at, where in enumerate(position.tolist()) for found in self._packs.find(where)]
         at, item, pack = np.array(packs, np.int64).reshape(-1, 3).T
         return Placed(item=item, position=position[at], child=child[at], epoch=epochs[at], pack=pack)
+
+
+def repeats_pass(order: IndexMap) -> bool:
+    """Whether a stream has passes, and each has the positions of the first one."""
+    return order.passes is not None and order.same_pass
 
 
 def in_passes(order: IndexMap, positions: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import StateError
+from energon_grain.history.positions import repeats_pass
 from energon_grain.history.prefixes import Prefix, leaves_of
 from energon_grain.history.timeline import Timeline
 from energon_grain.history.uncertain_uses import taken_at
@@ -138,7 +139,7 @@ class _Counting:
 
     def _prefix(self, order: IndexMap, first_leaf: int, prefix: Prefix, passes: int) -> None:
         """Count positions of an index map; of one that repeats its first pass, after `passes` whole ones."""
-        if order.same_pass and passes:
+        if repeats_pass(order) and passes:
             before = [times.copy() for times in self.times]
             self._prefix(order, first_leaf, Prefix(order.length(0) or 0), 0)
             for times, old in zip(self.times, before, strict=True):

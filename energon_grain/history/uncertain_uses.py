@@ -8,6 +8,7 @@ Only making the steps between them again says in which step it was delivered.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,10 +46,9 @@ class Taken:
     rounds: Int64Array
     held: frozenset[int]
 
-    def delivered(self, lane: int, pass_number: int, turn: int, position: int) -> bool:
-        """Whether a round of one of the host's lanes was delivered or dropped before the place."""
-        taken = (pass_number, turn) < (int(self.passes[lane]), int(self.rounds[lane]))
-        return taken and position not in self.held
+    def has(self, lane: int, pass_number: int, turn: int) -> bool:
+        """Whether one of the host's lanes took a round before the place."""
+        return (pass_number, turn) < (int(self.passes[lane]), int(self.rounds[lane]))
 
 
 def taken_at(run: Run, place: Progress, feed: int) -> Taken:
@@ -78,10 +78,12 @@ class UncertainUses:
     run: Run
     now: Progress
     dropped: bool
-    _references: dict[tuple[int, int], tuple[str, int, int]] = field(
-        default_factory=dict[tuple[int, int], tuple[str, int, int]]
+    _references: dict[tuple[int, int], set[tuple[str, int, int]]] = field(
+        default_factory=lambda: defaultdict[tuple[int, int], set[tuple[str, int, int]]](set)
     )
-    """How restore keys name samples, (leaf, child position) or (feed, position); and dataset, sample, position."""
+    """How restore keys name samples, (leaf, child position) or (feed, position); and leaf, sample, position."""
+    _candidates: dict[tuple[str, int, int], Use] = field(default_factory=dict[tuple[str, int, int], Use])
+    """Uses that may be past, by leaf, sample, position."""
 
     def uses(self, leaf: int, index: int) -> list[Use]:
         """The uses of a sample until now, as far as this host knows, and at least the next one."""
@@ -90,40 +92,59 @@ class UncertainUses:
         known = [taken_at(self.run, place, feed) for place in self._known]
         found: list[Use] = []
         done, until = 0, samples.epochs_until(self._reached(order, known[-1], stripe))
+        if self.run.share.hosts > 1:  # lanes of other hosts can be ahead
+            until += 2 * samples.lap
+        name = "/".join(self.run.spec.leaves[leaf].key)
         for _ in range(12):
             placed = samples.items_of(index, np.arange(done, until))
             found += self._placed(placed, order, stripe, known, index)
             names = (placed.child, leaf) if feed < 0 else (placed.item, feed)
             for at, position in zip(names[0].tolist(), placed.position.tolist(), strict=True):
-                self._references[names[1], at] = str(self.run.spec.leaves[leaf].leaf.source.path), index, position
+                self._references[names[1], at].add((name, index, position))  # planned packs have several samples
             if not all(use.past for use in found):
                 break
             done, until = until, until + samples.lap + (until - done)
+        self._candidates.update({(name, index, use.position): use for use in found})
         return found
 
     def cost(self, uses: Sequence[Use]) -> ReplayCost:
         """The cost of finding the steps of past uses."""
         low = min(use.between[0] for use in uses if use.between)
-        high = max(use.between[1] or 0 for use in uses if use.between)
+        high = max(self._last_of(use) for use in uses)
         start = max((place.step for place in self._known if place.step <= low), default=0)
-        steps = min(high, self.now.step - 1) + 1 - start
+        steps = high + 1 - start
         items = steps * self.now.history[-1][4]
         return ReplayCost(first=start, steps=steps, samples=items if self._reads else 0)
 
     def replayed(self, uses: Uses) -> Uses:
-        """The uses with their steps, found by making steps again; past ones that are in no step are left out."""
-        unknown = [use for use in uses if use.past and not use.exact]
-        known = {(use.dataset, use.index, use.position): use for use in unknown}
-        wanted = {key: known[name] for key, name in self._references.items() if name in known}
-        cost, last = self.cost(unknown), max(use.between[1] or 0 for use in unknown if use.between)
+        """The uses with their steps, found by making steps again; past ones that are in no step are left out.
+
+        Those that this host takes for later ones can be past ones of other hosts, or of a pack that it still holds.
+        """
+        unknown = [use for use in uses if use.between is not None and use.between[0] < self.now.step]
+        named = {(use.leaf, use.index): use for use in uses}
+        known = {
+            name: replace(use, key=named[name[:2]].key, dataset=named[name[:2]].dataset, leaf=name[0])
+            for name, use in self._candidates.items()
+            if name[:2] in named
+        }
+        wanted = {key: [known[name] for name in names if name in known] for key, names in self._references.items()}
+        cost, last = self.cost(unknown), max(map(self._last_of, unknown))
         made = [
             use for step, host, batch in self._steps(cost.first, last) for use in self._in(batch, step, host, wanted)
         ]
-        found = Uses([*(use for use in uses if use not in unknown), *made])
+        past = [use for use in unknown if use.past]
+        done = {(use.leaf, use.index, use.position) for use in (*made, *past)}
+        found = Uses([*(use for use in uses if (use.leaf, use.index, use.position) not in done), *made])
         order = {key: number for number, key in enumerate(dict.fromkeys(use.key for use in uses))}
         found.sort(key=lambda use: (order[use.key], not use.past, -1 if use.step is None else use.step))
         found.replay, found.replayed, found.since = cost, True, uses.since
         return found
+
+    def _last_of(self, use: Use) -> int:
+        """The last step that can have delivered a past use."""
+        last = self.now.step - 1
+        return last if use.between is None or use.between[1] is None else min(use.between[1], last)
 
     @property
     def _reads(self) -> bool:
@@ -175,13 +196,15 @@ class UncertainUses:
             # The lane of another host: about as far as those of this host.
             last = known[-1]
             past = (pass_number, turn) < (int(last.passes.max()), int(np.median(last.rounds)))
-            return replace(use, past=past, between=(0, self.now.step - 1) if past else (self.now.step, None))
+            return replace(use, past=past, between=(0, None))
         before = 0
         for taken in known:
-            if taken.delivered(local, pass_number, turn, position):
-                return replace(use, past=True, between=(before, max(before, taken.place.step - 1)))
-            before = taken.place.step
-        return replace(use, past=False, between=(self.now.step, None))
+            if taken.has(local, pass_number, turn):
+                if position not in taken.held:
+                    return replace(use, past=True, between=(before, max(before, taken.place.step - 1)))
+            else:  # what a place holds can have been delivered before in part, if a pack becomes several items
+                before = taken.place.step
+        return replace(use, past=False, between=(before, None))
 
     def _steps(self, first: int, last: int) -> Iterator[tuple[int, int, list[Entry]]]:
         """Steps that are made again: number, host, and the entries of the batch of that host."""
@@ -205,7 +228,7 @@ class UncertainUses:
             if step > last:
                 return
 
-    def _in(self, batch: list[Entry], step: int, host: int, wanted: dict[tuple[int, int], Use]) -> Iterator[Use]:
+    def _in(self, batch: list[Entry], step: int, host: int, wanted: dict[tuple[int, int], list[Use]]) -> Iterator[Use]:
         """The wanted samples in the batch of a host, as past uses in that step."""
         form = () if self.run.spec.program is None else self.run.spec.program.root.reference_form
         for place, (_, _, (kind, *rest)) in enumerate(batch):
@@ -214,7 +237,8 @@ class UncertainUses:
             else:
                 members = list(rest[2] if kind == "pack" else positions(form, rest[2]))
             for at, (number, position) in enumerate(members):
-                use = wanted.get((number, position))
-                if use is not None:
+                for use in wanted.get((number, position), ()):
                     pack = at if len(members) > 1 else use.pack
-                    yield replace(use, exact=True, step=step, host=host, place=place, pack=pack, between=None)
+                    yield replace(
+                        use, past=True, exact=True, step=step, host=host, place=place, pack=pack, between=None
+                    )

@@ -17,6 +17,7 @@ class Use:
     Attributes:
         key: Key of the sample, as it was asked for.
         dataset: Folder of the leaf.
+        leaf: Full key of the leaf, which names it among leaves of the same folder.
         index: Index in the leaf, after split part, subset and `where` are applied.
         epoch: Pass over the leaf.
         position: Position of the sample in the order of the stream, counted over all passes; exact.
@@ -28,11 +29,13 @@ class Use:
         place: Its place in the batch of that host; None: not known.
         pack: Its place in the item, if the item was made from several samples; None: the item is the sample.
         between: If the step is not known: the first and last step that can have delivered it, as far as the known
-            places of the run tell; the last is None for a later use. A sample that was dropped is in no step.
+            places of the run show. The last is None for a later use, and if the lane belongs to another host: then
+            `past` is an estimate. A sample that was dropped is in no step.
     """
 
     key: str
     dataset: str
+    leaf: str
     index: int
     epoch: int
     position: int

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.history.keys import samples_with
-from energon_grain.history.positions import SampleOrder, in_passes
+from energon_grain.history.positions import SampleOrder, in_passes, repeats_pass
 from energon_grain.history.timeline import Timeline
 from energon_grain.history.uncertain_uses import UncertainUses
 from energon_grain.history.uses import ReplayCost, Use, Uses
@@ -73,10 +73,11 @@ def when(
     found.since = run.since.step if run.changed and run.since is not None else 0
     for key in keys:
         for leaf, index in samples_with(run.spec.leaves, key, dataset):
-            path = str(run.spec.leaves[leaf].leaf.source.path)
+            of = run.spec.leaves[leaf]
+            names = {"key": key, "dataset": str(of.leaf.source.path), "leaf": "/".join(of.key)}
             uses = _in_order(answers.uses(leaf, index), found.since)
-            found += [replace(use, key=key, dataset=path) for use in uses]
-    unknown = [use for use in found if use.past and not use.exact]
+            found += [replace(use, **names) for use in uses]
+    unknown = [use for use in found if use.between is not None and use.between[0] < now.step]
     if unknown:
         found.replay = answers.cost(unknown)
         if replay:
@@ -88,7 +89,8 @@ def _in_order(uses: Sequence[Use], since: int) -> Iterator[Use]:
     """Past uses from a step on, and the first later one, in the order of steps."""
     ordered = sorted(uses, key=lambda use: (-1 if use.step is None else use.step, use.position, use.pack or 0))
     for use in ordered:
-        if use.past and ((use.step or 0) if use.between is None else (use.between[1] or 0)) >= since:
+        last = use.step if use.between is None else use.between[1]
+        if use.past and (last is None or last >= since):
             yield use
     yield from [use for use in ordered if not use.past][:1]
 
@@ -103,11 +105,11 @@ class _Arithmetic:
     def uses(self, leaf: int, index: int) -> list[Use]:
         order = self.run.spec.order
         samples = SampleOrder(order, leaf, self.run.spec.leaves[leaf].order)
-        end = order.length(0) if order.same_pass else order.start(self.now.pass_number) + self.now.item
+        end = order.length(0) if repeats_pass(order) else order.start(self.now.pass_number) + self.now.item
         begun = samples.epochs_until(end or 0)
         found = self._located(samples, index, np.arange(begun))
         ahead = samples.lap
-        while not order.same_pass and all(use.past for use in found) and ahead < _AHEAD * samples.lap:
+        while not repeats_pass(order) and all(use.past for use in found) and ahead < _AHEAD * samples.lap:
             found += self._located(samples, index, np.arange(begun, begun + ahead))
             begun, ahead = begun + ahead, 2 * ahead
         return found
@@ -123,7 +125,7 @@ class _Arithmetic:
         order, timeline = self.run.spec.order, Timeline(self.run.spec, self.run.share.hosts, self.now)
         placed = samples.items_of(index, epochs)
         passes, items = in_passes(order, placed.item)
-        if order.same_pass:  # every pass has the positions of the first one
+        if repeats_pass(order):  # every pass has the positions of the first one
             every = np.arange(self.now.pass_number + 2)
             placed = placed[np.tile(np.arange(len(items)), len(every))]
             items, passes = np.tile(items, len(every)), np.repeat(every, len(items))

@@ -21,13 +21,12 @@ def uses_of(stream: Any, steps: int) -> dict[tuple[str, str, int], list[Found]]:
             continue
         places: Counter[int] = Counter()
         records = stream.which(step)
-        several = Counter(record.item for record in records)
         before = None
         for record in records:
             pack = 0 if record.item != before else pack + 1
             places[record.host] += record.item != before
             before = record.item
-            place = step, record.host, places[record.host] - 1, pack if several[record.item] > 1 else None, record.epoch
+            place = step, record.host, places[record.host] - 1, pack, record.epoch
             found[record.dataset, record.key, record.index].append(place)
     return found
 
@@ -73,3 +72,25 @@ def check_seen(stream: Stream, expected: dict[tuple[str, str, int], list[Found]]
         for index, count in enumerate(each.times.tolist()):
             counted[each.dataset, index] += count
     assert +counted == +times and all(count >= 0 for count in counted.values())
+
+
+def check_replay(stream: Stream, steps: int) -> int:
+    """Compare `when` with a replay of all samples with `which` of every step. Returns the number of uses."""
+    expected = {name: sorted({place[:3] for place in places}) for name, places in uses_of(stream, steps).items()}
+    total = 0
+    for dataset in {str(leaf.leaf.source.path): None for leaf in stream.spec.leaves}:
+        leaves = [leaf for leaf in stream.spec.leaves if str(leaf.leaf.source.path) == dataset]
+        keys = list(dict.fromkeys(key for leaf in leaves for key in keys_of_leaf(leaf)))
+        found: dict[tuple[str, str, int], set[tuple[Any, ...]]] = defaultdict(set)
+        bounds = {(use.key, use.index, use.position): use.between for use in stream.ask(WHEN, keys, dataset=dataset)}
+        for use in stream.ask(WHEN, keys, dataset=dataset, replay=True):
+            if use.past:
+                assert use.exact
+                found[dataset, use.key, use.index].add((use.step, use.host, use.place))
+                between = bounds.get((use.key, use.index, use.position))
+                if between is not None:
+                    assert between[0] <= use.step <= (between[1] if between[1] is not None else use.step)
+        wanted = {name: places for name, places in expected.items() if name[0] == dataset}
+        assert {name: sorted(places) for name, places in found.items()} == wanted
+        total += sum(map(len, wanted.values()))
+    return total
