@@ -7,6 +7,10 @@ from energon_grain.lazy_names import by_name
 
 WHICH = "energon_grain.history.which.which"
 """The samples of a global batch: (`Run`, place in the stream, step, dropped=) -> `StepSamples`."""
+WHEN = "energon_grain.history.when.when"
+"""The uses of samples by a run: (`Run`, place in the stream, keys, dataset=, replay=, dropped=) -> `Uses`."""
+SEEN = "energon_grain.history.seen.seen"
+"""How often a run used each sample: (`Run`, place in the stream, step or None, dropped=) -> `Seen`."""
 BLAME = "energon_grain.history.blame.blame"
 """Ranks samples by what they explain of unusual losses: (`Run`, place in the stream, losses, dropped=) -> `Blame`."""
 RESTORE_SAMPLE = "energon_grain.history.replay.restore_sample"

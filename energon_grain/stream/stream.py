@@ -721,8 +721,18 @@ class Stream:
         known place: the beginning, the restored state, a state saved since, or the current place. The attribute `read`
         tells which. The stream keeps its place. Raises as `history.which.which`.
         """
+        return self.ask(WHICH, step)
+
+    def ask(self, question: str, *arguments: Any, **options: Any) -> Any:
+        """Ask an extension about the run: its past, its future, or what it used. The stream keeps its place.
+
+        Args:
+            question: One of `stream.extensions`: WHICH, WHEN or SEEN.
+            *arguments: Arguments after the run and its place.
+            **options: Keyword arguments, in addition to `dropped`.
+        """
         self._require_own_process("make steps again")
-        return extension(WHICH)(self._run, self._progress, step, dropped=self._drops.any_dropped)
+        return extension(question)(self._run, self._progress, *arguments, dropped=self._drops.any_dropped, **options)
 
     def blame(self, losses: Any, **options: Any) -> Any:
         """Rank samples by how much of the run's unusual losses they explain. See `history.blame.blame`."""
