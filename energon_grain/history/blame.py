@@ -40,6 +40,8 @@ _PROBED = 4096
 _REPLAYED = 24
 _SPIKE = 3.0
 _UNUSUAL = 1.0
+_ITEM_CAP = 50.0
+"""As `CAP`, of the residuals of single items, which hide no others."""
 
 
 def blame(
@@ -227,6 +229,7 @@ class _Inquiry:
             of_step=None if signal.by_item is not None else signal.of_step,
             chances=signal.chances(source.counted),
             uses=uses,
+            uncut=np.minimum(self.logged[self.owner], 1e6),
             spikes=spikes,
             own=signal.own,
         )
@@ -336,7 +339,7 @@ def _of_items(losses: Losses, shown: npt.NDArray[np.bool_]) -> tuple[Int64Array,
     sizes = np.array([len(each) for each in losses.samples], np.int64)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     found = standardised_together(np.concatenate(losses.samples), owner, losses.values)
-    return np.append(0, np.cumsum(sizes)), np.where(shown[owner], np.clip(found, -CAP, CAP), 0.0)
+    return np.append(0, np.cumsum(sizes)), np.where(shown[owner], np.clip(found, -CAP, _ITEM_CAP), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

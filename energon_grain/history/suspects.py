@@ -140,11 +140,10 @@ def _section(title: str, suspects: Sequence[Suspect]) -> list[str]:
             )
         )
     found = table(rows, "<><>><")
-    most = max((each.tied for each in suspects), default=1)
-    if most > 1:
+    if suspects[0].tied > 1:
         found.append(
-            f"{most:,} samples have the same score: they were used in the same steps. Losses of single samples, or "
-            f"later passes, tell them apart."
+            f"The first {suspects[0].tied:,} samples have the same score: they were used in the same step. Losses of "
+            f"single samples, or later passes, tell them apart."
         )
     return found
 
