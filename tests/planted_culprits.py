@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain import Stream, WorkerConfig, get_train_dataset
+from energon_grain import SkipSample, Stream, TaskEncoder, WorkerConfig, get_train_dataset
 from energon_grain.prepare import prepare_dataset
 from energon_grain.stream.run import SampleRecord
 from energon_grain.testing import make_text_dataset
@@ -51,3 +51,29 @@ def make_texts(folder: Path, n: int, shards: int) -> Path:
         folder, split_ratio={"train": 1}, sample_type="TextSample", field_map={"text": "txt"}, num_workers=0
     )
     return folder
+
+
+class Dropping(TaskEncoder):
+    """Drops a few samples."""
+
+    __default_failure_tolerance__ = 0
+
+    def encode_sample(self, sample: Any) -> Any:
+        if int(sample.__key__) % 20 == 3:
+            raise SkipSample
+        return sample
+
+
+class Packing(TaskEncoder):
+    """Packs of one to three samples."""
+
+    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
+        packs: list[list[Any]] = [[]]
+        for sample in samples:
+            packs[-1].append(sample)
+            if int(sample.__key__) % 3 == 0 or len(packs[-1]) == 3:
+                packs.append([])
+        return [pack for pack in packs if pack]
+
+    def pack_selected_samples(self, samples: list[Any]) -> Any:
+        return samples[0]

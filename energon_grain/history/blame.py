@@ -5,8 +5,8 @@ Every loss becomes a residual against the run's own trend (`history.trend`). The
 sample add up to its score, and `history.chance` says how often chance gives such a score. Which samples a step used is
 arithmetic; where filters, groups, packs or drops decide, only the most unusual steps are made again.
 
-A step's loss alone cannot say which of the step's samples is responsible: the samples of one pass are told apart by
-later passes, by the losses of single samples, or by eye. A sure sample explains the residuals of its steps, so these no
+A step's loss alone cannot say which of the step's samples is responsible: later passes, losses of single
+samples, or a look at them distinguish these. A sure sample explains the residuals of its steps, so these no
 longer count for the other samples of the steps (forward selection).
 """
 
@@ -79,7 +79,7 @@ def blame(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Signal:
-    """Residuals of the steps of the loader, of those that are shown; 0 for others. Cut off at `CAP`.
+    """Residuals of the steps that are shown, cut off at `CAP`; 0 for other steps.
 
     Attributes:
         of_step: For each leaf, (t,) residuals of steps. Leaves without losses of their own share one array.
@@ -248,7 +248,7 @@ class _Inquiry:
         if self.losses.repeated:
             found.append(f"{self.losses.repeated:,} losses were replaced by later ones of the same step.")
         if not any(leaf.order.shuffle for leaf in self.run.spec.leaves):
-            found.append("The run is not shuffled: samples that are always used together cannot be told apart.")
+            found.append("The run is not shuffled: samples that are always used together get one score.")
         return found
 
     def _pieces(self, signal: _Signal) -> _Pieces:
@@ -327,7 +327,7 @@ def _parts_of_leaves(run: Run, losses: Losses) -> dict[int, FloatArray]:
 
 
 def _names(key: Sequence[str]) -> Iterator[str]:
-    """What a dataset may be called: the parts of its key, and the last part of its path."""
+    """The names of a dataset: the parts of its key, and the last part of its path."""
     for part in filter(None, key[1:-1]):
         yield part
         yield part.rstrip("/").rpartition("/")[2]
@@ -348,11 +348,11 @@ class _Pieces:
 
     Attributes:
         counted: The steps to count, as indices.
-        probed: (t,) whether a step is one of those that show how often samples are used.
+        probed: (t,) whether a step shows how often samples are used.
         whole: Whether all steps are counted.
         items: (t,) number of items of each step; of steps that are not counted, anything.
         pieces: The samples of steps, piece by piece.
-        notes: What a user should know about it.
+        notes: Limits of the answer, for the user.
         replayed: Whether steps were made again.
     """
 

@@ -36,7 +36,7 @@ class Suspect:
     """A sample, shard or dataset that may be responsible.
 
     Attributes:
-        kind: What it is.
+        kind: One of these.
         dataset: Folder of the dataset.
         shard: Shard, relative to the dataset; "": a dataset.
         key: Key of the sample; "": a shard or dataset.
@@ -73,7 +73,7 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blame:
-    """What explains the unusual losses of a run.
+    """The explanation of the unusual losses of a run.
 
     Attributes:
         steps: Number of losses.
@@ -81,7 +81,7 @@ class Blame:
         samples: The samples that explain most, first.
         shards: The same of shards.
         datasets: The same of datasets, all of them.
-        notes: What limits the answer.
+        notes: Limits of the answer.
         replayed: Whether steps were made again to know their samples.
     """
 

@@ -77,7 +77,7 @@ def standardised_together(
     found = samples - trend[owner]
     scale = _TO_NORMAL * float(np.median(np.abs(found[np.isfinite(found)] - np.median(found[np.isfinite(found)]))))
     if not scale:
-        raise ConfigError("more than half of the losses of samples are equal: nothing stands out from them")
+        raise ConfigError("more than half of the losses of samples are equal: nothing differs from them")
     found = (found - np.median(found[np.isfinite(found)])) / scale
     found[~np.isfinite(samples)] = np.inf
     return found

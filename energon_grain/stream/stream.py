@@ -715,13 +715,16 @@ class Stream:
         known place: the beginning, the restored state, a state saved since, or the current place. The attribute `read`
         tells which. The stream keeps its place. Raises as `history.which.which`.
         """
-        self._require_own_process("make steps again")
-        return extension(WHICH)(self._run, self._progress, step, dropped=self._drops.any_dropped)
+        return self.asked(extension(WHICH), step)
 
     def blame(self, losses: Any, **options: Any) -> Any:
         """Rank samples by how much of the run's unusual losses they explain. See `history.blame.blame`."""
+        return self.asked(extension(BLAME), losses, **options)
+
+    def asked(self, question: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """The answer of a function of `history` about this run: (`Run`, place, …, dropped=)."""
         self._require_own_process("make steps again")
-        return extension(BLAME)(self._run, self._progress, losses, dropped=self._drops.any_dropped, **options)
+        return question(self._run, self._progress, *arguments, dropped=self._drops.any_dropped, **options)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one if it has ended.

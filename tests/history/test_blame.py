@@ -1,4 +1,4 @@
-"""Finding what raised the loss of a run: planted samples, shards and datasets, and what cannot be told apart."""
+"""Finding what raised the loss of a run: planted samples, shards and datasets, and ties."""
 
 from __future__ import annotations
 
