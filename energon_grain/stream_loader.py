@@ -19,7 +19,7 @@ from energon_grain.host_processes import HostProcesses, broadcast_state, gather_
 from energon_grain.lazy_names import by_name
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.cursor import Cursor, merge_cursors
-from energon_grain.stream.extensions import SEEN, WHEN
+from energon_grain.stream.extensions import BLAME, SEEN, WHEN
 from energon_grain.stream.run import StepSamples
 from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.stream import OnChange
@@ -352,7 +352,7 @@ class StreamLoader(OneSubscript[Item]):
             ConfigError: The losses have too few steps, or do not fit the steps.
             StateError: A step does not exist, or its samples cannot be known.
         """
-        return self._stream.blame(losses, **options)
+        return self._stream.ask(BLAME, losses, **options)
 
     def skip(self, steps: int) -> None:
         """Skip steps of this pass; they count as delivered. See `Stream.skip`."""
