@@ -10,12 +10,13 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from energon_grain.amendments import mixture as mixtures
+from energon_grain.amendments.cuts import AnyHost, cut_of
 from energon_grain.amendments.history import Amended, Amendments, append, compiled, configured
 from energon_grain.amendments.mixture import Mixture, Unit
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import AmendmentError
-from energon_grain.samplers.weights import Weight, exact, integer_weights
+from energon_grain.samplers.weights import Weight, exact
 from energon_grain.stream.passes import Progress, Share
 from energon_grain.stream.spec import StreamSpec
 
@@ -31,6 +32,8 @@ def amended_now(
     add: Mapping[str, Any] | None = None,
     remove: Sequence[str] = (),
     note: str = "",
+    running: StreamSpec,
+    any_host: AnyHost | None = None,
 ) -> Amended:
     """The stream of a running one whose mixture changes at its present place.
 
@@ -40,11 +43,14 @@ def amended_now(
         before: The amendments until now; None: there are none.
         share: This host's part.
         progress: Where the stream is.
-        weights: Of all datasets of one blend, by name; 0 pauses one. Default: as they are.
+        weights: Of all datasets of one blend, by name (repetitions, of a blend by repetitions); 0 pauses one. Default:
+            as they are.
         add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, or a
             dataset; each has a weight in `weights`.
         remove: Names of datasets that get the weight 0.
         note: The reason, for the log.
+        running: The stream until now.
+        any_host: See `WorkerConfig.any_host`.
 
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
@@ -53,11 +59,13 @@ def amended_now(
     amendments = Amendments(mixture=_copied(old), resolved={} if before is None else before.resolved)
     if before is not None:
         amendments.steps, amendments.ahead = [*before.steps], [*before.ahead]
+        amendments.cuts = [*before.cuts]
     new = _copied(old)
     for each in _blends(new):
         each.segments = [(0, each.weights)]
     _change(new, dict(weights or {}), dict(add or {}), list(remove))
-    if not append(amendments, new, plain, share, progress, note):
+    cut = cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
+    if not append(amendments, new, plain, share, progress, note, cut):
         raise AmendmentError("amend: nothing changes: give weights, add or remove that differ from what is there")
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
 
@@ -66,7 +74,9 @@ def _copied(tree: Any) -> Any:
     """A copy of a mixture with the same nodes."""
     if isinstance(tree, Unit):
         return dataclasses.replace(tree)
-    return dataclasses.replace(tree, segments=[*tree.segments], children=list(map(_copied, tree.children)))
+    return dataclasses.replace(
+        tree, segments=[*tree.segments], children=list(map(_copied, tree.children)), lengths=[*tree.lengths]
+    )
 
 
 def _blends(mixture: Mixture) -> Iterator[Mixture]:
@@ -87,7 +97,7 @@ def _change(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], r
         row[numbers[name]] = 0
     if not any(map(exact, row)):
         raise AmendmentError("amend: all weights are 0; give one dataset a weight above 0")
-    blend.segments = [(0, list(integer_weights(row)))]
+    blend.segments = [(0, blend.row(row))]
 
 
 def _children(mixture: Mixture, names: list[str]) -> tuple[dict[str, int], Mixture]:
@@ -104,7 +114,7 @@ def _weighted(blend: Mixture, numbers: Mapping[str, int], weights: Mapping[str, 
     row: list[Weight] = [*blend.weights]
     if not weights:
         return row
-    missing = [number for number, weight in enumerate(row) if weight and number not in numbers.values()]
+    missing = [number for number, weight in enumerate(row) if exact(weight) and number not in numbers.values()]
     if missing:
         names = ", ".join(_name(blend.children[number]) for number in missing)
         raise AmendmentError(
@@ -119,7 +129,7 @@ def _place_of(mixture: Mixture, blend: Mixture, added: Unit) -> int:
     """The place of a dataset that is added: its own, if it was removed before; else at the end."""
     for place, child in enumerate(blend.children):
         if isinstance(child, Unit) and child.leaves == added.leaves:
-            if child.node is None or not blend.weights[place]:
+            if child.node is None or not exact(blend.weights[place]):
                 child.node, child.removed = added.node, False
                 return place
             raise AmendmentError(f"amend: {added.leaves[0]} is in the mixture already: give its weight in `weights`")

@@ -47,6 +47,19 @@ class FoldingRouter(Router, Protocol):
         ...
 
 
+@runtime_checkable
+class CutRouter(Router, Protocol):
+    """A router that can begin again with other weights or more children, or above one that does.
+
+    Whatever begins there, the targets of all earlier positions stay what they are. `Blend` can even begin at another
+    round of each lane (`Blend.counts_at`); a router that mixes lanes needs one position for all.
+    """
+
+    def next_cut(self, position: int) -> int:
+        """The first position, at or after this one, at which it can begin again. Child 0's for a shuffle."""
+        ...
+
+
 _SOON = 4096
 """Number of positions that are inspected to locate the children."""
 
@@ -82,6 +95,11 @@ class RouteTree:
     def router(self) -> Router:
         """The router of the root."""
         return self._router
+
+    @property
+    def children(self) -> list[RouteTree | None]:
+        """The children of the root; None is a leaf."""
+        return [tree for _, tree in self._children]
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return the leaf and the position in its stream at each position (at least 0, any order)."""
