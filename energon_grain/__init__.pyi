@@ -98,6 +98,8 @@ from .get_datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
+from .history.leaf_of import leaf_of as leaf_of
+from .history.verify import verify_receipt as verify_receipt
 from .kinds.prepared.file_stores import ObjectFileStore as ObjectFileStore, SystemFileStore as SystemFileStore
 from .kinds.tar.source import WebdatasetFileStore as WebdatasetFileStore, WebDatasetSource as WebDatasetSource
 from .loader.iterator import (
@@ -112,6 +114,7 @@ from .media.av_decoder import (
     get_clips_uniform as get_clips_uniform,
     get_single_frames_uniform as get_single_frames_uniform,
 )
+from .metadataset.digests import digest_dataset as digest_dataset
 from .metadataset.documents import (
     DatasetLoader as DatasetLoader,
     DatasetLoaderInterface as DatasetLoaderInterface,

@@ -57,7 +57,7 @@ class Dropping(Marking):
 
 
 def uses_in(samples: list[Any]) -> dict[str, Any]:
-    """What a batch is made of: of each sample or pack."""
+    """The samples of a batch, grouped by item."""
     return {"uses": [sample if isinstance(sample, list) else [sample.text] for sample in samples]}
 
 

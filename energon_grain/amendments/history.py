@@ -77,6 +77,7 @@ class Amendments:
         cuts: Where each takes effect; None: at the present round of each lane.
         ahead: Samples that each lane of this host had taken beyond its items at each amendment, (lanes,) each.
         resolved: Leaves that the configuration does not have, opened, by key.
+        spec: The compiled stream, once it is known.
     """
 
     mixture: Mixture
@@ -84,6 +85,7 @@ class Amendments:
     cuts: list[Cut | None] = field(default_factory=list["Cut | None"])
     ahead: list[Int64Array] = field(default_factory=list[Int64Array])
     resolved: dict[str, Resolved] = field(default_factory=dict[str, Resolved])
+    spec: StreamSpec | None = None
 
     @property
     def log(self) -> list[Amendment]:
@@ -117,13 +119,15 @@ class Amendments:
 
     def begins(self, share: Share) -> list[Int64Array]:
         """The round of each lane, (L,), at which each amendment begins; lanes of other hosts as if nothing dropped."""
-        found: list[Int64Array] = []
-        for (_, item, _), cut, ahead in zip(self.steps, self.cuts, self.ahead, strict=True):
-            rounds = lane_rounds(item if cut is None else cut.position, share.lanes)
-            if share.whole_lanes:
-                rounds[share.host :: share.hosts] += ahead
-            found.append(rounds)
-        return found
+        return [self.begin(number, share) for number in range(len(self.steps))]
+
+    def begin(self, number: int, share: Share) -> Int64Array:
+        """The round of each lane, (L,), at which one amendment begins."""
+        cut = self.cuts[number]
+        rounds = lane_rounds(self.steps[number][1] if cut is None else cut.position, share.lanes)
+        if share.whole_lanes:
+            rounds[share.host :: share.hosts] += self.ahead[number]
+        return rounds
 
     def texts(self) -> list[str]:
         """The field of a state: the log, which is the same on all hosts, and `ahead` of this host's lanes."""
@@ -186,11 +190,11 @@ class Amended:
 
     Attributes:
         spec: The stream with all amendments.
-        amendments: Of the run, until now.
+        amendments: Of the run, until now; None: there are none.
     """
 
     spec: StreamSpec
-    amendments: Amendments
+    amendments: Amendments | None
 
 
 def by_state(
@@ -268,16 +272,21 @@ def append(
     cut: Cut | None,
 ) -> bool:
     """Append an amendment at a place if a new mixture differs, and return whether it does. Raises AmendmentError."""
-    if cut is None:
-        ahead, position = _lanes_ahead(plain, share, progress), progress.item
-    else:
-        ahead, position = np.zeros(share.local_lanes, np.int64), cut.position
+    position = progress.item if cut is None else cut.position
     changed = mixtures.amend(amendments.mixture, new, f"#{len(amendments.steps)}", position)
     if changed:
-        amendments.steps.append((progress.step, progress.item, note))
-        amendments.cuts.append(cut)
-        amendments.ahead.append(ahead)
+        record(amendments, plain, share, progress, note, cut)
     return changed
+
+
+def record(
+    amendments: Amendments, plain: StreamSpec, share: Share, progress: Progress, note: str, cut: Cut | None
+) -> None:
+    """Record where an amendment takes effect that was made to the mixture."""
+    ahead = _lanes_ahead(plain, share, progress) if cut is None else np.zeros(share.local_lanes, np.int64)
+    amendments.steps.append((progress.step, progress.item, note))
+    amendments.cuts.append(cut)
+    amendments.ahead.append(ahead)
 
 
 def _check_removed(amendments: Amendments, cut: Cut | None) -> None:
@@ -438,7 +447,8 @@ def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments,
         if unit.rows is None and not set(unit.leaves).issubset({"/".join(leaf.key) for leaf in plain.leaves}):
             rows = spec.manifest()["leaves"]
             unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
-    return dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
+    amendments.spec = dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
+    return amendments.spec
 
 
 def _leaves(mixture: Mixture) -> Iterator[tuple[str, Any]]:

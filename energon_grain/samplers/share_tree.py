@@ -7,6 +7,7 @@ its own left child and assigns everything to the left, so a descent of `depth` s
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -33,9 +34,11 @@ class ShareTree:
         high: end of the children below each node, int64 (nodes,).
         left: node of the left part; for a leaf itself, int64 (nodes,).
         right: node of the right part; for a leaf itself, int64 (nodes,).
+        leaves: node of each child, int64 (children,).
+        levels: nodes that are no leaves, level by level.
     """
 
-    __slots__ = ("depth", "high", "left", "low", "middle", "right")
+    __slots__ = ("depth", "high", "leaves", "left", "levels", "low", "middle", "right")
 
     def __init__(self, children: int) -> None:
         """Build the tree over `children` children."""
@@ -55,9 +58,19 @@ class ShareTree:
         self.left, self.right = (np.array(column, dtype=np.int64) for column in zip(*links, strict=True))
         self.middle = np.where(self.left == self.right, self.high, self.high[self.left])
         self.depth = (children - 1).bit_length()
+        self.leaves = np.flatnonzero(self.left == self.right)
+        self.leaves = self.leaves[np.argsort(self.low[self.leaves])]
+        inner, self.levels = np.zeros(min(children - 1, 1), np.int64), list[npt.NDArray[np.int64]]()
+        while inner.size:
+            self.levels.append(inner)
+            below = np.concatenate([self.left[inner], self.right[inner]])
+            inner = below[self.left[below] != below]
 
     def __len__(self) -> int:
         return self.low.size
+
+
+share_tree = functools.lru_cache(256)(ShareTree)
 
 
 def lane_phases(key: int, nodes: int, lanes: int) -> Array:

@@ -30,6 +30,7 @@ from energon_grain.sources.source import (
     release_mapped,
 )
 from energon_grain.storage.cores import usable_cores
+from energon_grain.storage.location import join, name_of
 from energon_grain.storage.remote import RemoteFiles
 
 _EVALUATED_AT_ONCE = 1 << 18
@@ -111,6 +112,18 @@ class Rows(ABC):
     @abstractmethod
     def shard_counts(self) -> Mapping[str, int]:
         """Rows of each file, by its name, in order."""
+
+    @property
+    def data_files(self) -> Mapping[str, str]:
+        """Path or URL of each file that determines the rows, by name, in order, for digests of their bytes.
+
+        Default: the shards in the folder `path`, or `path` itself if it is the only one. Rows that combine other
+        sources list those as an attribute `members` instead.
+        """
+        names = list(self.shard_counts)
+        if names == [name_of(self.path)]:
+            return {names[0]: self.path}
+        return {name: join(self.path, name) for name in names}
 
     @property
     @abstractmethod

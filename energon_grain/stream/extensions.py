@@ -7,9 +7,14 @@ from energon_grain.lazy_names import by_name
 
 WHICH = "energon_grain.history.which.which"
 """The samples of a global batch: (`Run`, place in the stream, step, dropped=) -> `StepSamples`."""
+BLAME = "energon_grain.history.blame.blame"
+"""Ranks samples by what they explain of unusual losses: (`Run`, place in the stream, losses, dropped=) -> `Blame`."""
 RESTORE_SAMPLE = "energon_grain.history.replay.restore_sample"
 """Makes a sample or batch again: (`Run`, restore key) -> sample."""
-POOLS = {"process": "energon_grain.processes.pool.process_pool"}
+POOLS = {
+    "process": "energon_grain.processes.pool.process_pool",
+    "ray": "energon_grain.cluster.ray_pool.own_ray_pool",
+}
 """`stream.workers.OwnPool` by worker type. The engine itself provides threads."""
 AMENDED_BY_STATE = "energon_grain.amendments.history.by_state"
 """The stream of a state with amendments, or of a state that a changed mixture continues; see there."""

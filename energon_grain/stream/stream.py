@@ -42,7 +42,7 @@ from energon_grain.stream.cursor import (
     to_cursor,
 )
 from energon_grain.stream.drops import DropBudget
-from energon_grain.stream.extensions import AMENDED_BY_STATE, AMENDED_NOW, RESTORE_SAMPLE, WHICH, extension
+from energon_grain.stream.extensions import AMENDED_BY_STATE, AMENDED_NOW, BLAME, RESTORE_SAMPLE, WHICH, extension
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.observer import Observer, Outlet
 from energon_grain.stream.passes import (
@@ -262,6 +262,9 @@ class Stream:
         if spec is self.spec:
             return
         self._stop()
+        if spec.leaves is self.spec.leaves:  # only the order of samples changes, which workers do not know
+            self.spec = self._run.spec = spec
+            return
         with self._starting:
             if self._pool is not None:
                 self._pool.close()
@@ -318,6 +321,9 @@ class Stream:
                         raise
                     self._failed_behind = self._behind
             return [step.batch for step in islice(self._peeked, count)]
+
+    coming = peek
+    """The older name."""
 
     @property
     def place(self) -> Progress:
@@ -618,10 +624,10 @@ class Stream:
         """Change the mixture from the next step on. See `amendments.live.amended_now`."""
         self._require_own_process("change the mixture")
         with self.turn:
-            progress, before = self._progress, self.cursor()
+            progress, before = self._progress, self.cursor() if self.spec.folds else None
             found = self._amended(AMENDED_NOW, self.amendments, self.share, progress, running=self.spec, **change)
             self._switch(found.spec)
-            if found.spec.folds:
+            if before is not None:
                 remember_plans(before, found.spec)
             self.amendments = found.amendments
             self._go_to(progress)
@@ -719,6 +725,11 @@ class Stream:
         """
         self._require_own_process("make steps again")
         return extension(WHICH)(self._run, self._progress, step, dropped=self._drops.any_dropped)
+
+    def blame(self, losses: Any, **options: Any) -> Any:
+        """Rank samples by how much of the run's unusual losses they explain. See `history.blame.blame`."""
+        self._require_own_process("make steps again")
+        return extension(BLAME)(self._run, self._progress, losses, dropped=self._drops.any_dropped, **options)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one if it has ended.

@@ -121,6 +121,11 @@ class IndexedRows(Rows):
         return dict(zip(self._index.shards, np.diff(self._shard_first).tolist(), strict=True))
 
     @property
+    def data_files(self) -> Mapping[str, str]:
+        names = self._index.shards
+        return dict(zip(names, self._folder.shards(names), strict=True))
+
+    @property
     def part_names(self) -> tuple[str, ...]:
         """Names of the parts that a read may return."""
         names = self._index.part_names

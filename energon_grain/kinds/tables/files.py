@@ -426,6 +426,11 @@ class TableFiles(ABC):
         encoded = msgspec.msgpack.encode(self._versions)
         return self._index.with_name(f"{self._index.stem}-{xxhash.xxh3_64_hexdigest(encoded)}")
 
+    @property
+    def described_by(self) -> dict[str, str]:
+        """Path or URL of the index that lists the files, by its name; empty: there is none."""
+        return {}
+
     def column_folder(self) -> ColumnFolder:
         """The folder of their columns: beside them; in the cache folder for remote files and patterns."""
         path = Path(self.location)

@@ -113,6 +113,11 @@ class MdsFiles(TableFiles):
             raise FormatError(f"{index}: lists {'a shard twice' if names else 'no shard'}")
         return root, names, None
 
+    @property
+    def described_by(self) -> dict[str, str]:
+        root = folder_of(self.location) if self.location.endswith(INDEX_JSON) else self.location
+        return {INDEX_JSON: join(root, INDEX_JSON)}
+
     def schema(self, file: int = 0) -> Any:
         import pyarrow as pa
 

@@ -278,6 +278,10 @@ class TableRows(Rows):
         return self._counts
 
     @property
+    def data_files(self) -> dict[str, str]:
+        return self.files.described_by | dict(zip(self.files.names, self.files.paths, strict=True))
+
+    @property
     def digest(self) -> str:
         return self.files.content_id
 

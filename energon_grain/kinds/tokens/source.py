@@ -11,7 +11,7 @@ are not read.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,10 @@ class TokenRows(OneFile):
     def __reduce__(self) -> tuple[Any, ...]:
         state = {"_version": self._version}  # detects a changed file
         return partial(_copied, parts=self._parts), (self._stem, self._digest), state
+
+    @property
+    def data_files(self) -> Mapping[str, str]:
+        return {name_of(path): path for path in (f"{self._stem}.idx", self.path)}
 
     @property
     def digest(self) -> str:
