@@ -194,6 +194,10 @@ class Blend:
             counts[: len(own), here] = own[:, here]
         return counts
 
+    def next_cut(self, position: int) -> int:
+        """The position itself; see `CutRouter`."""
+        return position
+
     def _segment_of(self, rounds: npt.NDArray[np.int64], lane: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Number of the segment of each round: the last one made so far that begins at or before it in its lane.
 
@@ -271,6 +275,10 @@ class StepBlend:
         Lanes that share a choice count up to the latest of their rounds.
         """
         return np.repeat(self._blend.counts_at(self.shared_rounds(rounds, self._width)), self._width, axis=1)
+
+    def next_cut(self, position: int) -> int:
+        """The next multiple of the width; see `CutRouter`."""
+        return -(-position // self._width) * self._width
 
     @staticmethod
     def shared_rounds(rounds: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
