@@ -107,8 +107,8 @@ def integer_weights(weights: Sequence[Weight]) -> tuple[int, ...]:
     lost = [number for number, integer in enumerate(integers) if fractions[number] and not integer]
     if lost:
         raise ConfigError(
-            f"weight {lost[0]} of {len(fractions)}, {weights[lost[0]]!r}, is {float(fractions[lost[0]] / total):.2g} of "
-            f"all, which rounds to zero: a share must be at least {1 / MAX_TOTAL:.3g}"
+            f"weight {lost[0]} of {len(fractions)}, {weights[lost[0]]!r}, is {float(fractions[lost[0]] / total):.2g} "
+            f"of all, which rounds to zero: a share must be at least {1 / MAX_TOTAL:.3g}"
         )
     return integers
 
