@@ -86,7 +86,7 @@ class Blend:
         blend, integers = copy.copy(self), integer_weights(weights)
         gone = len(self._segments) - _KEPT if len(self._segments) >= 2 * _KEPT else 0
         schedule = self._schedule[gone:]
-        if gone:  # they are made again if somebody asks for old positions
+        if gone:  # they are made again if asked for old positions
             schedule[0] = self.anchor(self._number + gone, self._schedule[:gone]), schedule[0][1]
             blend._number, blend._before = self._number + gone, None
         blend.weights = (*self.weights[gone:], integers)
