@@ -55,28 +55,31 @@ def rewind(
     move up.
 
     Examples:
-        energon-grain rewind state.json --to 100 -o earlier.json
-        energon-grain rewind state.json captions --to 100 --exclude suspects.json -o earlier.json
+        energon-grain rewind state.json --to 100 -o old.json
+        energon-grain rewind state.json captions --to 100 -o old.json
     """
     states = sorted(saved_states(state).values(), key=lambda cursor: cursor["step"])
     if exclude is not None and path is None:
         raise ConfigError("--exclude needs the dataset, to find the samples: give it, and the settings of the run")
-    known = [cursor for cursor in states if cursor["step"] <= to]
-    later = [cursor for cursor in states if cursor["step"] >= to]
-    if not later and path is None:
-        raise StateError(f"step {to} is behind the last state, of step {states[-1]['step']}: give a later state")
-    how = "by arithmetic"
-    if known and known[-1]["step"] == to:
-        found, how = known[-1], "from the state of that step"
-    elif path is None:
-        found = rewound_alone(later[0], to)
-    else:
-        found, how = _with_data(run, path, known, later, to, replay)
+    found, how = _found(run, path, states, to, replay)
     if exclude is not None and path is not None:
         found = _without(run, path, found, exclude)
     atomic_write_bytes(output, json.dumps(found).encode())
     lines = [f"Wrote {output}: step {found['step']:,}, item {found['item']:,}, {how}."]
     return Answer(document={"output": str(output), "step": found["step"], "item": found["item"]}, lines=lines)
+
+
+def _found(run: Run, path: str | None, states: list[Cursor], step: int, replay: bool) -> tuple[Cursor, str]:
+    """The state at a step, and how it was found. `states`: all known ones, in the order of steps."""
+    known = [cursor for cursor in states if cursor["step"] <= step]
+    later = [cursor for cursor in states if cursor["step"] >= step]
+    if known and known[-1]["step"] == step:
+        return known[-1], "from the state of that step"
+    if path is not None:
+        return _with_data(run, path, known, later, step, replay)
+    if not later:
+        raise StateError(f"step {step} is behind the last state, of step {states[-1]['step']}: give a later state")
+    return rewound_alone(later[0], step), "by arithmetic"
 
 
 def _opened(run: Run, path: str, like: Cursor) -> Stream:
@@ -109,16 +112,21 @@ def _with_data(
 def _check_beginning(begin: Cursor | None, later: list[Cursor], step: int) -> None:
     """Refuse a replay over a change of the batch size, or of the mixture, that only a later state knows."""
     since = 0 if begin is None else begin["step"]
-    for cursor in later[:1]:
-        size = (begin or cursor)["history"][-1][4]
-        changes = [segment[0] for segment in cursor["history"] if since < segment[0] <= step and segment[4] != size]
-        if "amendments" in cursor:
-            changes += [begin for begin, *_ in amendments_of(cursor).steps if since <= begin <= step]
-        if changes:
-            raise StateError(
-                f"the batch size or the mixture changed at step {min(changes)}, so the steps to {step} cannot be made "
-                f"again from step {since}: give the folder with all checkpoints, one of which is from after the change"
-            )
+    changes = [
+        change for cursor in later[:1] for change in _changes(cursor, begin or cursor) if since <= change <= step
+    ]
+    if changes:
+        raise StateError(
+            f"the batch size or the mixture changed at step {min(changes)}, so the steps to {step} cannot be made "
+            f"again from step {since}: give the folder with all checkpoints, one of which is from after the change"
+        )
+
+
+def _changes(cursor: Cursor, begin: Cursor) -> list[int]:
+    """Steps of a run at which its mixture changed, or its batch size to another one than at the beginning."""
+    size = begin["history"][-1][4]
+    amended = amendments_of(cursor).steps if "amendments" in cursor else []
+    return [*(segment[0] for segment in cursor["history"] if segment[4] != size), *(step for step, *_ in amended)]
 
 
 def _without(run: Run, path: str, cursor: Cursor, exclude: Path) -> Cursor:

@@ -306,12 +306,19 @@ class _GroupRanking:
             own = values[steps]
             mean = np.bincount(uses, own) / number
             values[steps] = own - mean[uses] + own.mean()
-        self.score = -self._usual * self._totals(self._left)
-        of = np.array([id(values) for values in self._left])[self._groups.leaf]
-        for values in {id(each): each for each in self._left}.values():
+        self.score = self._scores(kept, self._left)
+
+    def _scores(
+        self, kept: Sequence[tuple[Int64Array, npt.NDArray[np.uint8]]], left: Sequence[FloatArray]
+    ) -> FloatArray:
+        """(g,) U of the residuals that are left."""
+        found = -self._usual * self._totals(left)
+        of = np.array([id(values) for values in left])[self._groups.leaf]
+        for values in {id(each): each for each in left}.values():
             own = np.flatnonzero(of == id(values))
             for steps, counts in kept:
-                self.score[own] += values[steps] @ counts[:, own]
+                found[own] += values[steps] @ counts[:, own]
+        return found
 
     def suspect(self, at: int, chance: float) -> Suspect:
         """A group as a suspect."""
