@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
+from energon_grain.atomic_files import atomic_write_bytes, remove_temporaries
 from energon_grain.errors import (
     ConfigError,
     DuplicateKeyError,
@@ -69,7 +70,6 @@ from energon_grain.prepare.writing import begin_writing, end_writing
 from energon_grain.samplers.split_ratio import parse_ratio
 from energon_grain.sources.kinds import METADATASET, Kind, Streamed, kind_at, streaming_kind
 from energon_grain.sources.source import Source
-from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, located

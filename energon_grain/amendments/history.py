@@ -68,12 +68,14 @@ class Amendments:
         steps: Step, first item and note of each.
         ahead: Samples that each lane of this host had taken beyond its items at each amendment, (lanes,) each.
         resolved: Leaves that the configuration does not have, opened, by key.
+        spec: The compiled stream, once it is known.
     """
 
     mixture: Mixture
     steps: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
     ahead: list[Int64Array] = field(default_factory=list[Int64Array])
     resolved: dict[str, Resolved] = field(default_factory=dict[str, Resolved])
+    spec: StreamSpec | None = None
 
     @property
     def log(self) -> list[Amendment]:
@@ -95,13 +97,14 @@ class Amendments:
 
     def begins(self, share: Share) -> list[Int64Array]:
         """The round of each lane, (L,), at which each amendment begins; lanes of other hosts as if nothing dropped."""
-        found: list[Int64Array] = []
-        for (_, item, _), ahead in zip(self.steps, self.ahead, strict=True):
-            rounds = lane_rounds(item, share.lanes)
-            if share.whole_lanes:
-                rounds[share.host :: share.hosts] += ahead
-            found.append(rounds)
-        return found
+        return [self.begin(number, share) for number in range(len(self.steps))]
+
+    def begin(self, number: int, share: Share) -> Int64Array:
+        """The round of each lane, (L,), at which one amendment begins."""
+        rounds = lane_rounds(self.steps[number][1], share.lanes)
+        if share.whole_lanes:
+            rounds[share.host :: share.hosts] += self.ahead[number]
+        return rounds
 
     def texts(self) -> list[str]:
         """The field of a state: the log, which is the same on all hosts, and `ahead` of this host's lanes."""
@@ -152,11 +155,11 @@ class Amended:
 
     Attributes:
         spec: The stream with all amendments.
-        amendments: Of the run, until now.
+        amendments: Of the run, until now; None: there are none.
     """
 
     spec: StreamSpec
-    amendments: Amendments
+    amendments: Amendments | None
 
 
 def by_state(
@@ -217,12 +220,16 @@ def append(
     amendments: Amendments, new: Mixture, plain: StreamSpec, share: Share, progress: Progress, note: str
 ) -> bool:
     """Append an amendment at a place if a new mixture differs, and return whether it does. Raises AmendmentError."""
-    ahead = _lanes_ahead(plain, share, progress)
     changed = mixtures.amend(amendments.mixture, new, f"#{len(amendments.steps)}", progress.item)
     if changed:
-        amendments.steps.append((progress.step, progress.item, note))
-        amendments.ahead.append(ahead)
+        record(amendments, plain, share, progress, note)
     return changed
+
+
+def record(amendments: Amendments, plain: StreamSpec, share: Share, progress: Progress, note: str) -> None:
+    """Record where an amendment takes effect that was made to the mixture."""
+    amendments.steps.append((progress.step, progress.item, note))
+    amendments.ahead.append(_lanes_ahead(plain, share, progress))
 
 
 def _lanes_ahead(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
@@ -337,7 +344,8 @@ def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments,
         if unit.rows is None and not set(unit.leaves).issubset({"/".join(leaf.key) for leaf in plain.leaves}):
             rows = spec.manifest()["leaves"]
             unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
-    return dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
+    amendments.spec = dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
+    return amendments.spec
 
 
 def _leaves(mixture: Mixture) -> Iterator[tuple[str, Any]]:

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from energon_grain.amendments import mixture as mixtures
-from energon_grain.amendments.history import Amended, Amendments, append, compiled, configured
+from energon_grain.amendments.history import Amended, Amendments, append, compiled, configured, record
 from energon_grain.amendments.mixture import Mixture, Unit
+from energon_grain.amendments.reweight import path_to, quantised, with_segment
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import AmendmentError
@@ -31,6 +31,7 @@ def amended_now(
     add: Mapping[str, Any] | None = None,
     remove: Sequence[str] = (),
     note: str = "",
+    smooth: bool = False,
 ) -> Amended:
     """The stream of a running one whose mixture changes at its present place.
 
@@ -45,21 +46,69 @@ def amended_now(
             dataset; each has a weight in `weights`.
         remove: Names of datasets that get the weight 0.
         note: The reason, for the log.
+        smooth: Whether only weights change, which are quantised, and no error adds up over many such changes. Weights
+            that are equal to the present ones are no amendment.
 
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
     """
-    old = configured(dataset, plain) if before is None else copy.copy(before.mixture)
-    amendments = Amendments(mixture=_copied(old), resolved={} if before is None else before.resolved)
-    if before is not None:
-        amendments.steps, amendments.ahead = [*before.steps], [*before.ahead]
-    new = _copied(old)
-    for each in _blends(new):
-        each.segments = [(0, each.weights)]
+    amendments = _copy_of(before) or Amendments(mixture=configured(dataset, plain))
+    if not add and not remove:
+        changed = _reweighted(amendments, plain, share, progress, dict(weights or {}), note, smooth=smooth)
+        if changed or smooth:
+            done = amendments if changed else before
+            spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
+            return Amended(spec=spec, amendments=done)
+        raise AmendmentError(_NOTHING)
+    new = _copied(amendments.mixture)
+    for each in _blends(new):  # plans of blends that do not change stay
+        each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
     _change(new, dict(weights or {}), dict(add or {}), list(remove))
     if not append(amendments, new, plain, share, progress, note):
-        raise AmendmentError("amend: nothing changes: give weights, add or remove that differ from what is there")
+        raise AmendmentError(_NOTHING)
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+
+
+_NO_WEIGHT = "amend: all weights are 0; give one dataset a weight above 0"
+_NOTHING = "amend: nothing changes: give weights, add or remove that differ from what is there"
+
+
+def _copy_of(before: Amendments | None) -> Amendments | None:
+    """A copy to append an amendment to."""
+    if before is None:
+        return None
+    mixture, steps, ahead = _copied(before.mixture), [*before.steps], [*before.ahead]
+    return dataclasses.replace(before, mixture=mixture, steps=steps, ahead=ahead)
+
+
+def _reweighted(
+    amendments: Amendments,
+    plain: StreamSpec,
+    share: Share,
+    progress: Progress,
+    weights: dict[str, Weight],
+    note: str,
+    *,
+    smooth: bool,
+) -> bool:
+    """Change the weights of one blend; return whether they differ from the present ones."""
+    if not weights:
+        return False
+    numbers, blend = _children(amendments.mixture, [*weights])
+    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
+    if not any(map(exact, row)):
+        raise AmendmentError(_NO_WEIGHT)
+    now = Mixture(segments=[(0, list(integer_weights(row)))], children=blend.children)
+    places = {number: number for number in range(len(row))}
+    start = f"{'~' if smooth else '#'}{len(amendments.steps)}"
+    if not mixtures.take_over(blend, now, places, start, progress.item):
+        return False
+    record(amendments, plain, share, progress, note)
+    path, rounds = path_to(amendments.mixture, blend), amendments.begin(len(amendments.steps) - 1, share)
+    assert path is not None
+    old = amendments.spec or dataclasses.replace(plain, described_by=plain.manifest())
+    amendments.spec = with_segment(old, path, rounds, blend.weights, smooth=smooth)
+    return True
 
 
 def _copied(tree: Any) -> Any:
@@ -86,13 +135,14 @@ def _change(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], r
     for name in remove:
         row[numbers[name]] = 0
     if not any(map(exact, row)):
-        raise AmendmentError("amend: all weights are 0; give one dataset a weight above 0")
+        raise AmendmentError(_NO_WEIGHT)
     blend.segments = [(0, list(integer_weights(row)))]
 
 
 def _children(mixture: Mixture, names: list[str]) -> tuple[dict[str, int], Mixture]:
     """The numbers of named children, and the one blend that has them. Raises AmendmentError if there are several."""
-    places = {name: _find(mixture, name) for name in names}
+    index = _index(mixture)
+    places = {name: _find(mixture, index, name) for name in names}
     blends = {id(blend): blend for blend, _ in places.values()} or {id(mixture): mixture}
     if len(blends) != 1:
         raise AmendmentError(f"amend: {', '.join(names)} are children of several blends: amend them one by one")
@@ -129,14 +179,19 @@ def _place_of(mixture: Mixture, blend: Mixture, added: Unit) -> int:
     return len(blend.children) - 1
 
 
-def _find(mixture: Mixture, name: str) -> tuple[Mixture, int]:
+def _index(mixture: Mixture) -> dict[str, list[tuple[Mixture, int]]]:
+    """The blends that have a child of each name, and its number there."""
+    found: dict[str, list[tuple[Mixture, int]]] = {}
+    for blend in _blends(mixture):
+        for number, child in enumerate(blend.children):
+            for name in _names(child):
+                found.setdefault(name, []).append((blend, number))
+    return found
+
+
+def _find(mixture: Mixture, index: Mapping[str, list[tuple[Mixture, int]]], name: str) -> tuple[Mixture, int]:
     """The blend that has a child of this name, and its number there."""
-    found = [
-        (blend, number)
-        for blend in _blends(mixture)
-        for number, child in enumerate(blend.children)
-        if name in _names(child)
-    ]
+    found = index.get(name, [])
     if len(found) == 1:
         return found[0]
     known = [_name(child) for blend in _blends(mixture) for child in blend.children]

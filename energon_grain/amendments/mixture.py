@@ -22,7 +22,7 @@ from energon_grain.mixture_shares import leaf_count
 from energon_grain.samplers.weights import integer_weights
 
 Start = int | str
-"""Where a segment begins: at a position of the blend; or "#n", at amendment n."""
+"""Where a segment begins: at a position of the blend; "#n", at amendment n; or "~n", the same without new phases."""
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Map
             one.node, one.removed = other.node, other.removed
     if isinstance(new.node, BlendDataset):
         old.node = new.node
-    return _take_over(old, new, places, start, position) or changed
+    return take_over(old, new, places, start, position) or changed
 
 
 def _check_same_data(old: Mixture, places: Mapping[int, int], added: set[int]) -> None:
@@ -183,8 +183,18 @@ def _check_same_data(old: Mixture, places: Mapping[int, int], added: set[int]) -
             )
 
 
-def _take_over(old: Mixture, new: Mixture, places: Mapping[int, int], start: str, position: int) -> bool:
-    """Append the segments of the new weights; return whether they differ from the old ones."""
+def take_over(old: Mixture, new: Mixture, places: Mapping[int, int], start: str, position: int) -> bool:
+    """Append the segments of the weights of a new blend; return whether they differ from those of the old one.
+
+    Args:
+        old: The blend of the run; it is changed.
+        new: The same blend in another configuration.
+        places: For each child of the new one, the number of the same child in the old one.
+        start: "#n" or "~n" of the amendment.
+        position: Of the outermost blend, at which the amendment takes effect.
+
+    Raises AmendmentError if all weights are 0.
+    """
 
     def placed(weights: Sequence[int]) -> list[int]:
         row = [0] * len(old.children)
@@ -311,13 +321,13 @@ def unpacked(value: Any) -> Unit | Mixture:
 
 
 def rebuilt(
-    mixture: Mixture, amendment: Callable[[int], Any], removed: Callable[[str, Mapping[str, Any]], SavableDataset]
+    mixture: Mixture, amendment: Callable[[int, bool], Any], removed: Callable[[str, Mapping[str, Any]], SavableDataset]
 ) -> BlendDataset:
     """The description of a mixture over the whole run.
 
     Args:
         mixture: With the nodes of a configuration.
-        amendment: Makes the start of a segment from the number of an amendment.
+        amendment: Makes the start of a segment from the number of an amendment, and whether it is smooth.
         removed: Makes the placeholder of a removed leaf from its key and its entry in the manifest.
     """
     children: list[SavableDataset] = []
@@ -334,7 +344,7 @@ def rebuilt(
             )
     assert isinstance(mixture.node, BlendDataset)
     schedule = tuple(
-        (amendment(int(start[1:])) if isinstance(start, str) else start, tuple(weights))
+        (amendment(int(start[1:]), start[0] == "~") if isinstance(start, str) else start, tuple(weights))
         for start, weights in mixture.segments
     )
     return amended_blend(mixture.node, tuple(children), schedule)

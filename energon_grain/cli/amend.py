@@ -12,10 +12,10 @@ import typer
 
 from energon_grain.amendments.history import Amendments
 from energon_grain.amendments.mixture import units
+from energon_grain.atomic_files import atomic_write_bytes
 from energon_grain.cli.checkpoint import amendments_of, read_saved
 from energon_grain.cli.run import Run, of_a_run
 from energon_grain.cli.terminal import Answer, significant
-from energon_grain.storage.atomic import atomic_write_bytes
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stream import Stream
 from energon_grain.words import counted, table

@@ -16,6 +16,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.gallery.suspects import suspects_preview
 from energon_grain.history.losses import read_losses
 from energon_grain.history.suspects import Blame
+from energon_grain.stream.extensions import BLAME
 from energon_grain.stream.stream import Stream
 
 
@@ -81,7 +82,7 @@ def blame(
     alone = dataclasses.replace(run, lanes=run.lanes or cursor["lanes"])
     with Stream.of(alone.dataset(path, batch_size=size)) as stream:
         stream.restore(cursor)
-        found: Blame = stream.blame(known, steps=_steps(step), lag=lag, mean_of=mean_of, most=most)
+        found: Blame = stream.ask(BLAME, known, steps=_steps(step), lag=lag, mean_of=mean_of, most=most)
         lines = found.lines()
         if html is not None and found.samples:
             _save_page(stream, found, path, html)

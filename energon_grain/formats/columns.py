@@ -31,6 +31,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.atomic_files import is_writable, sync_folder
 from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_header import (
@@ -48,7 +49,6 @@ from energon_grain.formats.data_folder import DataFolder
 from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.forms import Form, encode_json
 from energon_grain.media.headers import HEADER_FUNCTION
-from energon_grain.storage.atomic import is_writable, sync_folder
 from energon_grain.storage.location import is_url, join, without_revision
 from energon_grain.storage.memory_maps import release_pages
 from energon_grain.storage.remote import address_of, mirror_of, shared_client

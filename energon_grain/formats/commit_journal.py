@@ -25,9 +25,9 @@ from pathlib import Path
 
 import msgspec
 
+from energon_grain.atomic_files import atomic_write_bytes, sync_folder
 from energon_grain.errors import IndexFileError, StaleIndexError
 from energon_grain.forms import Form
-from energon_grain.storage.atomic import atomic_write_bytes, sync_folder
 
 META_FOLDER = ".nv-meta"
 PREPARE_FOLDER = f"{META_FOLDER}/.prepare"

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from energon_grain.atomic_files import atomic_write_text
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.nv_meta import META_FOLDER
 from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
 from energon_grain.forms import Form, Place, as_mapping, unknown, wrong
-from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.location import leads_out
 
 DEFAULT_DATASET_CONFIG = "dataset.yaml"

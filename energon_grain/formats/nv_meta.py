@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import yaml
 
+from energon_grain.atomic_files import atomic_write_text
 from energon_grain.errors import ConfigError, DatasetNotFoundError, IndexFileError, ReadError
 from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.forms import Form
 from energon_grain.sources.kinds import hint_at
-from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.location import METADATASET_ENDINGS, first_leading_out, is_url, name_of, no_such_path
 from energon_grain.storage.remote import has_lists, read_beginning, shared_client
 from energon_grain.storage.settings import storage_settings

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from energon_grain.sources.index_pages import IndexPages
+from energon_grain.formats.index_pages import IndexPages
 from energon_grain.sources.remote_runs import RemoteExtents, remote_extents, remote_run
 from energon_grain.sources.rows import Rows
 from energon_grain.sources.source import Int64Array, PartValue, RawBatch, SampleLocation

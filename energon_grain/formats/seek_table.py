@@ -25,9 +25,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.atomic_files import atomic_write
 from energon_grain.errors import IndexFileError
 from energon_grain.formats.nv_meta import META_FOLDER
-from energon_grain.storage.atomic import atomic_write
 
 SEEK_TABLE = "seek_table.bin"
 _MAGIC = b"EGSEEK01"

@@ -14,12 +14,12 @@ from typing import Annotated
 
 import msgspec
 
+from energon_grain.atomic_files import atomic_write_text
 from energon_grain.errors import ConfigError, EmptyDatasetError, SplitError
 from energon_grain.formats.brace_patterns import MAX_NAMES, TooManyNamesError, expand_braces
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo
 from energon_grain.formats.yaml_dialect import dump_yaml, parse_yaml
 from energon_grain.forms import Form, Place, did_you_mean
-from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.storage.location import first_leading_out
 
 DEFAULT_SPLIT_CONFIG = "split.yaml"

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from energon_grain.atomic_files import sync_folder
 from energon_grain.errors import FatalSampleError, IndexFileError, KeyNotFoundError
 from energon_grain.formats.data_folder import copy_database
 from energon_grain.formats.key_order import DuplicateKeys
 from energon_grain.media.headers import MediaFilterConfig, MediaFilterStrategy
 from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata, deserialize_media_metadata
-from energon_grain.storage.atomic import sync_folder
 
 if TYPE_CHECKING:
     from energon_grain.formats.scan import MediaRows, ShardScan

@@ -8,13 +8,13 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
+from energon_grain.atomic_files import atomic_write_text
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, public
 from energon_grain.gallery.cards import Contents, gather
 from energon_grain.gallery.page import framed, page
 from energon_grain.gallery.text import lines_of
 from energon_grain.get_datasets import get_train_dataset
-from energon_grain.storage.atomic import atomic_write_text
 from energon_grain.stream.cursor import merge_cursors
 
 MEDIA_BYTES = 4_000_000

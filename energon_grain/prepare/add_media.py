@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
+from energon_grain.atomic_files import naming_when_full, remove_temporaries
 from energon_grain.errors import ConfigError, DatasetNotFoundError, public
 from energon_grain.formats.commit_journal import PREPARE_FOLDER, new_staging_folder
 from energon_grain.formats.data_folder import DataFolder, copy_database, naming
@@ -22,7 +23,6 @@ from energon_grain.prepare.preparation import PrepareReport, prepare_dataset
 from energon_grain.prepare.scan import MediaReport, PrepareProgress, ScanLog, ShardTask, scan_dataset
 from energon_grain.prepare.writing import open_to_prepare, preparation_lock, put_in_place
 from energon_grain.sources.kinds import kind_by_marker
-from energon_grain.storage.atomic import naming_when_full, remove_temporaries
 
 _FILES_AT_ONCE = 512
 """Number of files of a plain folder per task."""

@@ -17,6 +17,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.atomic_files import (
+    atomic_write_bytes,
+    exclusive_in,
+    is_writable,
+    locked_at,
+    remove_temporaries,
+    sync_folder,
+    writing_in,
+)
 from energon_grain.errors import IndexFileError, StaleIndexError
 from energon_grain.formats.columnar import ColumnarIndex, load_columnar
 from energon_grain.formats.columnar_header import (
@@ -41,15 +50,6 @@ from energon_grain.formats.nv_meta import DatasetInfo, read_info
 from energon_grain.formats.records import RecordEncoding, read_records_file
 from energon_grain.formats.scan import ShardScan
 from energon_grain.prepare.containers import container_of
-from energon_grain.storage.atomic import (
-    atomic_write_bytes,
-    exclusive_in,
-    is_writable,
-    locked_at,
-    remove_temporaries,
-    sync_folder,
-    writing_in,
-)
 from energon_grain.storage.cores import map_in_order, usable_cores
 
 _ABANDONED_AFTER_S = 24 * 3600

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.atomic_files import explaining_writes, naming_when_full, remove_temporaries
 from energon_grain.errors import (
     ConfigError,
     EnergonGrainError,
@@ -47,7 +48,6 @@ from energon_grain.prepare.writing import preparation_lock
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.kinds import kind_at
 from energon_grain.sources.source import PartValue
-from energon_grain.storage.atomic import explaining_writes, naming_when_full, remove_temporaries
 from energon_grain.storage.location import located
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
 

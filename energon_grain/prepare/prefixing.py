@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from energon_grain.atomic_files import remove_temporaries
 from energon_grain.errors import DuplicateKeyError
 from energon_grain.formats.commit_journal import PREPARE_FOLDER
 from energon_grain.prepare.containers import Container
 from energon_grain.prepare.scan import ScannedDataset
-from energon_grain.storage.atomic import remove_temporaries
 from energon_grain.storage.location import join
 
 _PREFIXING = f"{PREPARE_FOLDER}/prefixing"

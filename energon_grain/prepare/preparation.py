@@ -21,6 +21,13 @@ from typing import Any
 import msgspec
 import yaml
 
+from energon_grain.atomic_files import (
+    atomic_write_bytes,
+    atomic_write_text,
+    explaining_writes,
+    naming_when_full,
+    remove_temporaries,
+)
 from energon_grain.errors import DuplicateKeyError, public
 from energon_grain.formats.columnar import ColumnarIndex, find_columnar
 from energon_grain.formats.columnar_header import COLUMNAR_FOLDER, HEADER_NAME, columnar_folder
@@ -74,13 +81,6 @@ from energon_grain.prepare.writing import (
     open_to_prepare,
     preparation_lock,
     put_in_place,
-)
-from energon_grain.storage.atomic import (
-    atomic_write_bytes,
-    atomic_write_text,
-    explaining_writes,
-    naming_when_full,
-    remove_temporaries,
 )
 from energon_grain.storage.digests import ShardDigest, digests_of, encode_digests, read_digests
 from energon_grain.words import counted

@@ -31,6 +31,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from energon_grain.atomic_files import naming_when_full
 from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,
@@ -48,7 +49,6 @@ from energon_grain.prepare.containers import Container, container_of
 from energon_grain.prepare.executors import outcomes, own_executor
 from energon_grain.prepare.listing import printable
 from energon_grain.prepare.media_headers import LISTED_FAILURES, media_in_files, media_in_shard
-from energon_grain.storage.atomic import naming_when_full
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.remote import is_unchanged, shared_client
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from energon_grain.atomic_files import naming_when_full, sync_folder
 from energon_grain.errors import EnergonGrainError
 from energon_grain.formats.scan import ShardScan
 from energon_grain.prepare.containers import Compression, ContainerName, UnfitSampleError, container_named
-from energon_grain.storage.atomic import naming_when_full, sync_folder
 
 TEMPORARY = ".writing"
 """Suffix of shards that are being written; their names also begin with a dot."""

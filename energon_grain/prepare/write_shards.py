@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import cloudpickle
 import numpy as np
 
+from energon_grain.atomic_files import remove_temporaries
 from energon_grain.errors import ConfigError, ReadError
 from energon_grain.formats.columnar import find_columnar
 from energon_grain.formats.data_folder import open_folder
@@ -35,7 +36,6 @@ from energon_grain.prepare.scan import ScannedShard, ShardTask, encode_scan, log
 from energon_grain.prepare.shard_writer import TEMPORARY, ShardWriter
 from energon_grain.prepare.writing import PartLog
 from energon_grain.samples.sample import BASE_FIELDS
-from energon_grain.storage.atomic import remove_temporaries
 
 _LONGEST_NAME = 1000
 _PLAIN_KEY = re.compile(r"(?!__)[\w\-]+(/[\w\-]+)*")

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
+from energon_grain.atomic_files import remove_temporaries
 from energon_grain.errors import ConfigError, EmptyDatasetError, EnergonGrainError, RefusedError, SkipSample, public
 from energon_grain.formats.columnar import find_columnar
 from energon_grain.formats.data_folder import open_folder
@@ -44,7 +45,6 @@ from energon_grain.prepare.write_shards import (
 )
 from energon_grain.prepare.writing import WRITING_FOLDER, PartLog, begin_writing, has_part, read_plan
 from energon_grain.samplers.split_ratio import name_ratio
-from energon_grain.storage.atomic import remove_temporaries
 from energon_grain.storage.location import is_url, located
 
 SHARD_BYTES = 256 << 20

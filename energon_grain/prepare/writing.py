@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from energon_grain.atomic_files import atomic_write_bytes, remove_temporaries, sync_folder
 from energon_grain.errors import ConfigError, IndexFileError, RefusedError
 from energon_grain.formats.columnar import ColumnarIndex
 from energon_grain.formats.columnar_header import (
@@ -41,7 +42,6 @@ from energon_grain.formats.data_folder import DataFolder, look_again, open_folde
 from energon_grain.formats.nv_meta import INFO_JSON, META_FOLDER, is_prepared
 from energon_grain.forms import Form
 from energon_grain.prepare.scan import ScanLog
-from energon_grain.storage.atomic import atomic_write_bytes, remove_temporaries, sync_folder
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.remote import address_of, shared_client
 from energon_grain.storage.settings import storage_settings

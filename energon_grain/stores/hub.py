@@ -34,9 +34,9 @@ from urllib.parse import quote, urljoin, urlsplit
 import msgspec
 
 from energon_grain._version import __version__
+from energon_grain.atomic_files import atomic_write_bytes, remove_unused
 from energon_grain.extras import needed_for
 from energon_grain.forms import Form
-from energon_grain.storage.atomic import atomic_write_bytes, remove_unused
 from energon_grain.stores.addresses import Address, proxy_of
 from energon_grain.stores.object_error import BUSY, ObjectError, shortened
 

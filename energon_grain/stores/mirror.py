@@ -20,9 +20,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from energon_grain.atomic_files import atomic_write_bytes, locked_at, open_unlinked, remove_unused, sync_folder
 from energon_grain.errors import ConfigError, EnergonGrainError, MissingObjectError, ReadError
 from energon_grain.forms import Form
-from energon_grain.storage.atomic import atomic_write_bytes, locked_at, open_unlinked, remove_unused, sync_folder
 from energon_grain.storage.location import join, located, name_of
 from energon_grain.storage.remote import ObjectRange
 from energon_grain.storage.settings import storage_settings

@@ -42,7 +42,7 @@ from energon_grain.stream.cursor import (
     to_cursor,
 )
 from energon_grain.stream.drops import DropBudget
-from energon_grain.stream.extensions import AMENDED_BY_STATE, AMENDED_NOW, BLAME, RESTORE_SAMPLE, WHICH, extension
+from energon_grain.stream.extensions import AMENDED_BY_STATE, AMENDED_NOW, RESTORE_SAMPLE, WHICH, extension
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.observer import Observer, Outlet
 from energon_grain.stream.passes import (
@@ -262,6 +262,9 @@ class Stream:
         if spec is self.spec:
             return
         self._stop()
+        if spec.leaves is self.spec.leaves:  # only the order of samples changes, which workers do not know
+            self.spec = self._run.spec = spec
+            return
         with self._starting:
             if self._pool is not None:
                 self._pool.close()
@@ -318,6 +321,9 @@ class Stream:
                         raise
                     self._failed_behind = self._behind
             return [step.batch for step in islice(self._peeked, count)]
+
+    coming = peek
+    """The older name."""
 
     @property
     def place(self) -> Progress:
@@ -715,16 +721,18 @@ class Stream:
         known place: the beginning, the restored state, a state saved since, or the current place. The attribute `read`
         tells which. The stream keeps its place. Raises as `history.which.which`.
         """
-        return self.asked(extension(WHICH), step)
+        return self.ask(WHICH, step)
 
-    def blame(self, losses: Any, **options: Any) -> Any:
-        """Rank samples by how much of the run's unusual losses they explain. See `history.blame.blame`."""
-        return self.asked(extension(BLAME), losses, **options)
+    def ask(self, question: str, *arguments: Any, **options: Any) -> Any:
+        """Ask an extension about the run: its past, its future, or what it used. The stream keeps its place.
 
-    def asked(self, question: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """The answer of a function of `history` about this run: (`Run`, place, …, dropped=)."""
+        Args:
+            question: One of `stream.extensions`: WHICH, WHEN, SEEN or BLAME.
+            *arguments: Arguments after the run and its place.
+            **options: Keyword arguments, in addition to `dropped`.
+        """
         self._require_own_process("make steps again")
-        return question(self._run, self._progress, *arguments, dropped=self._drops.any_dropped, **options)
+        return extension(question)(self._run, self._progress, *arguments, dropped=self._drops.any_dropped, **options)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one if it has ended.

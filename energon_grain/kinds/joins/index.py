@@ -40,6 +40,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.atomic_files import atomic_write, sweep, sync_folder, writing_in
 from energon_grain.errors import IndexFileError
 from energon_grain.formats.columnar_header import (
     BlockSums,
@@ -49,7 +50,6 @@ from energon_grain.formats.columnar_header import (
     read_column,
 )
 from energon_grain.forms import Form, encode_json
-from energon_grain.storage.atomic import atomic_write, sweep, sync_folder, writing_in
 from energon_grain.storage.location import is_url
 from energon_grain.storage.memory_maps import release_pages
 from energon_grain.storage.remote import mirror_of

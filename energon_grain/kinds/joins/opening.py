@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from energon_grain.atomic_files import is_writable
 from energon_grain.errors import DatasetNotFoundError, IndexFileError, MissingObjectError, RangeError, StaleIndexError
 from energon_grain.kinds.joins import members as joining
 from energon_grain.kinds.joins.build import build_join, energon_name_of, name_of, primary_of
@@ -29,7 +30,6 @@ from energon_grain.kinds.joins.index import (
     open_join_index,
     stored_headers,
 )
-from energon_grain.storage.atomic import is_writable
 from energon_grain.storage.location import is_url
 from energon_grain.storage.remote import Mirror, ObjectClient, ObjectRange, has_lists, mirror_of, shared_client
 from energon_grain.storage.settings import storage_settings

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columns import ColumnFolder, KeptColumns
+from energon_grain.formats.index_pages import IndexPages
 from energon_grain.formats.one_file import OneFile
 from energon_grain.kinds.jsonl.lines import (
     JsonlFile,
@@ -27,7 +28,6 @@ from energon_grain.kinds.jsonl.lines import (
 )
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.file_store import OwnFileStore, with_sources
-from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.source import PartFilter, accepts
 from energon_grain.storage.location import is_url
 

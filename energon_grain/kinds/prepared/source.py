@@ -19,6 +19,7 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError, KeyNotFoundError, StaleIndexError
 from energon_grain.formats.columns import ColumnFolder, KeptColumns, Measured
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
+from energon_grain.formats.index_pages import IndexPages
 from energon_grain.formats.nv_meta import DatasetInfo
 from energon_grain.kinds.prepared.file_stores import MediaFileStore
 from energon_grain.prepare.columnar_build import open_columnar
@@ -26,7 +27,6 @@ from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.subset import Selection
 from energon_grain.sources.file_store import T_co, with_sources
-from energon_grain.sources.index_pages import IndexPages
 from energon_grain.sources.remote_runs import remote_run
 from energon_grain.sources.rows import Rows, SelectedSource
 from energon_grain.sources.source import CLIP_BYTES, LazyFrom, PartFilter, SampleLocation, accepts
@@ -121,6 +121,11 @@ class IndexedRows(Rows):
         return dict(zip(self._index.shards, np.diff(self._shard_first).tolist(), strict=True))
 
     @property
+    def data_files(self) -> Mapping[str, str]:
+        names = self._index.shards
+        return dict(zip(names, self._folder.shards(names), strict=True))
+
+    @property
     def part_names(self) -> tuple[str, ...]:
         """Names of the parts that a read may return."""
         names = self._index.part_names
@@ -139,6 +144,17 @@ class IndexedRows(Rows):
 
     def keys(self, numbers: Int64Array) -> list[str]:
         return self._index.keys(numbers)
+
+    def find(self, key: str) -> list[int]:
+        """See `Rows.find`. Also finds `shard/key`, as `which` prints it."""
+        found = self._index.find(key)
+        if found is not None:
+            return [found]
+        for shard in (name for name in self._index.shards if key.startswith(f"{name}/")):
+            found = self._index.find(key.removeprefix(f"{shard}/"))
+            if found is not None and self.shards(np.array([found]))[0] == shard:
+                return [found]
+        return []
 
     def _shard_of(self, numbers: Int64Array) -> Int64Array:
         """(n,) number of the shard of each sample."""

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from energon_grain.atomic_files import atomic_write
 from energon_grain.kinds.tar.header import BLOCK, CHECKSUM, NAME, SIZE
 from energon_grain.kinds.tar.names import split_member_name
 from energon_grain.kinds.tar.scan import scan_tar
 from energon_grain.prepare.containers import Sample, UnfitSampleError
-from energon_grain.storage.atomic import atomic_write
 
 _UTF8 = ("utf-8", "surrogateescape")
 _TAR_RECORD = 20 * BLOCK

@@ -21,11 +21,11 @@ from forking import may_fork
 from hypothesis import example, given, settings, strategies as st
 from patience import PATIENCE_S
 
+from energon_grain.atomic_files import atomic_write, atomic_write_bytes, atomic_write_text, locked
 from energon_grain.errors import ReadError
-from energon_grain.storage import local
-from energon_grain.storage.atomic import atomic_write, atomic_write_bytes, atomic_write_text, locked
+from energon_grain.formats import local_files as local
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.storage.byte_store import MAX_SPAN_BYTES, Spans, coalesce
-from energon_grain.storage.local import LocalFiles
 
 
 def content(number: int, size: int) -> bytes:
@@ -283,7 +283,7 @@ def test_a_missing_folder(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-from energon_grain.storage.atomic import atomic_write
+from energon_grain.atomic_files import atomic_write
 with atomic_write(sys.argv[1]) as file:
     file.write(b"x" * 100_000)
     file.flush()
