@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from energon_grain.atomic_files import atomic_write_bytes
 from energon_grain.cli.checkpoint import amendments_of, saved_states
 from energon_grain.cli.run import Run, of_a_run
 from energon_grain.cli.terminal import Answer
 from energon_grain.errors import ConfigError, StateError
 from energon_grain.history.rewind import remade, rewound, rewound_alone
-from energon_grain.storage.atomic import atomic_write_bytes
 from energon_grain.stream.stream import Stream
 
 if TYPE_CHECKING:
