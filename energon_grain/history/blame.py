@@ -22,6 +22,7 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError
 from energon_grain.history.bulk_draws import DrawnSteps, check_not_skipped, draw_steps, items_of
 from energon_grain.history.chance import Chance
+from energon_grain.history.leaf_of import leaf_names
 from energon_grain.history.losses import Losses
 from energon_grain.history.ranking import Evidence, rank_groups, rank_samples
 from energon_grain.history.suspects import Blame, Spike
@@ -220,6 +221,7 @@ class _Inquiry:
         spikes = np.flatnonzero(self.logged[self.owner] >= _SPIKE if self.only is None else self.only)
         return Evidence(
             leaves=self.run.spec.leaves,
+            names=_unique_names(self.run),
             steps=self.steps,
             counted=source.counted,
             probed=int(source.probed.sum()),
@@ -324,6 +326,14 @@ def _parts_of_leaves(run: Run, losses: Losses) -> dict[int, FloatArray]:
     """The losses of single datasets, by leaf."""
     names = [{"/".join(filter(None, leaf.key[1:-1])), *_names(leaf.key)} for leaf in run.spec.leaves]
     return {number: part for name, part in losses.parts.items() for number, own in enumerate(names) if name in own}
+
+
+def _unique_names(run: Run) -> list[str]:
+    """The name of each leaf, or its key where another leaf has the same last part of the path."""
+    names = leaf_names(run.spec)
+    last = [name.rpartition("/")[2] for name in names]
+    keys = ["/".join(leaf.key) for leaf in run.spec.leaves]
+    return [name if last.count(part) == 1 else key for name, part, key in zip(names, last, keys, strict=True)]
 
 
 def _names(key: Sequence[str]) -> Iterator[str]:

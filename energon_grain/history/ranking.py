@@ -31,6 +31,7 @@ class Evidence:
 
     Attributes:
         leaves: The leaves of the run.
+        names: Their names in exclusions.
         steps: (t,) the steps of the loader.
         counted: The steps that were counted, as indices.
         probed: Number of steps that show how often samples are used.
@@ -46,6 +47,7 @@ class Evidence:
     """
 
     leaves: Sequence[LeafSpec]
+    names: Sequence[str]
     steps: Int64Array
     counted: Int64Array
     probed: int
@@ -213,6 +215,7 @@ def _suspect(evidence: Evidence, found: _Candidate, chance: float, tied: int) ->
     return Suspect(
         kind="sample",
         dataset=str(source.path),
+        name=evidence.names[found.leaf],
         shard=place.shard,
         key=place.key,
         index=found.index,
@@ -326,6 +329,7 @@ class _GroupRanking:
         return Suspect(
             kind=self._kind,
             dataset=str(self._evidence.leaves[leaf].leaf.source.path),
+            name=self._evidence.names[leaf],
             shard="" if self._kind == "dataset" else self._groups.name[at],
             leaf=leaf,
             uses=round(float(self._uses[at])),

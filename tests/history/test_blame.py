@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from metadatasets import write_v2
-from planted_culprits import BATCH, SAMPLES, SHARDS, blame_run, losses_of, make_texts, open_run
+from planted_culprits import BATCH, SAMPLES, SHARDS, Filtering, blame_run, losses_of, make_texts, open_run
 
 from benchmarks.blame_at_scale import Trials, made_up_stream, rank
-from energon_grain import SkipSample, StateError, TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_grain import StateError, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_grain.errors import ConfigError
 from energon_grain.history.blame import blame
 from energon_grain.history.chance import Chance
@@ -183,17 +183,6 @@ def test_losses_that_are_means_and_count_from_one(path: Path) -> None:
             blame_run(stream, logged, mean_of=0)
 
 
-class Filtering(TaskEncoder):
-    """Drops a few samples, which moves the later ones of their lanes up."""
-
-    __default_failure_tolerance__ = 0
-
-    def encode_sample(self, sample: Any) -> Any:
-        if int(sample.__key__) % 50 == 7:
-            raise SkipSample
-        return sample
-
-
 def test_where_samples_are_dropped_only_unusual_steps_are_made_again(path: Path) -> None:
     with open_run(path, task_encoder=Filtering()) as stream:
         keys = [list(next(stream).__key__) for _ in range(150)]
@@ -238,9 +227,13 @@ def test_a_loader_answers_and_suspects_are_written(path: Path, tmp_path: Path) -
         found = loader.blame(losses_of(range(STEPS), loader.which, of_culprit()), most=3)
     assert len(found.samples) == 3
     found.save_suspects(tmp_path / "sure.json", only_sure=True)
-    assert json.loads((tmp_path / "sure.json").read_text()) == {str(path): [CULPRIT]}
+    assert json.loads((tmp_path / "sure.json").read_text()) == {"text": [CULPRIT]}
     found.save_suspects(tmp_path / "all.json")
-    assert len(json.loads((tmp_path / "all.json").read_text())[str(path)]) == 3
+    assert len(json.loads((tmp_path / "all.json").read_text())["text"]) == 3
+    found.save_suspects(tmp_path / "sure.csv", only_sure=True)
+    assert (tmp_path / "sure.csv").read_text().splitlines() == ["dataset,key", f"text,{CULPRIT}"]
+    found.save_suspects(tmp_path / "sure.txt", only_sure=True)
+    assert (tmp_path / "sure.txt").read_text() == f"text\t{CULPRIT}\n"
 
 
 def test_a_trend_and_fading_noise_leave_residuals_of_one() -> None:
