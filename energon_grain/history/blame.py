@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError
 from energon_grain.history.bulk_draws import DrawnSteps, check_not_skipped, draw_steps, items_of
-from energon_grain.history.chance import Chance
+from energon_grain.history.chance import Chance, Tail
 from energon_grain.history.leaf_of import leaf_names
 from energon_grain.history.losses import Losses
 from energon_grain.history.ranking import Evidence, rank_groups, rank_samples
@@ -39,6 +39,7 @@ _MOST_DRAWS = 1 << 24
 """Samples that are counted. Of longer runs, the steps with the highest residuals are, and some for comparison."""
 _PROBED = 4096
 _REPLAYED = 24
+_LEAST_ITEMS = 200
 _SPIKE = 3.0
 _UNUSUAL = 1.0
 _ITEM_CAP = 50.0
@@ -121,6 +122,11 @@ class _Signal:
             at = np.flatnonzero(drawn.leaf == leaf)
             found[at] = values[drawn.steps[drawn.row[at]]]
         return found
+
+    def tail(self) -> Tail | None:
+        """The tail of the residuals of items, if there are enough of them."""
+        enough = self.by_item is not None and len(self.by_item[1]) >= _LEAST_ITEMS
+        return Tail(self.by_item[1]) if self.by_item is not None and enough else None
 
     def chances(self, counted: Int64Array) -> list[Chance]:
         """For each leaf, if only some steps are counted."""
@@ -230,6 +236,7 @@ class _Inquiry:
             residuals=lambda drawn: signal.of_samples(drawn, self, source.items),
             of_step=None if signal.by_item is not None else signal.of_step,
             chances=signal.chances(source.counted),
+            tail=signal.tail(),
             uses=uses,
             uncut=np.minimum(self.logged[self.owner], 1e6),
             spikes=spikes,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.history.bulk_draws import DrawnSteps
-from energon_grain.history.chance import Chance
+from energon_grain.history.chance import Chance, Tail
 from energon_grain.history.suspects import Suspect
 from energon_grain.history.tally import Groups, Residuals, Samples
 from energon_grain.stream.spec import LeafSpec
@@ -40,6 +40,7 @@ class Evidence:
         residuals: The residual of each of them.
         of_step: For each leaf, (t,) residuals of steps; None: items have residuals of their own.
         chances: For each leaf.
+        tail: The tail of the residuals of items; None: only steps have losses, or they are few.
         uses: (leaves,) number of uses of the samples of each leaf, over all steps.
         uncut: (t,) residuals of steps, not cut off.
         spikes: The steps with a spike, as indices.
@@ -56,6 +57,7 @@ class Evidence:
     residuals: Residuals
     of_step: Sequence[FloatArray] | None
     chances: Sequence[Chance]
+    tail: Tail | None
     uses: FloatArray
     uncut: FloatArray
     spikes: Int64Array
@@ -104,6 +106,8 @@ def rank_samples(
         best = left.pop(0)
         log = evidence.chances[best.leaf].exact_log_of(best.score, best.uses)
         chance = float(np.exp(log + np.log(among)))
+        if evidence.tail is not None and best.highs:  # the better one of two tests
+            chance = 2 * min(chance, evidence.tail.expected(max(best.highs.values())))
         found.append(_suspect(evidence, best, chance, _tied(samples, best)))
         if chance < _EXPLAINED and evidence.of_step is not None:
             left = _ordered(evidence, _less(left, best))

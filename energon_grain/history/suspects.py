@@ -120,8 +120,8 @@ class Blame:
         """Write the samples in the form that exclusions take.
 
         Args:
-            file: The file, which is replaced. `.json` holds {dataset: [key, …]}, `.csv` has the columns dataset and key,
-                and any other file has a dataset, a tab and a key in each line.
+            file: The file, which is replaced. `.json` holds {dataset: [key, …]}, `.csv` has the columns dataset and
+                key, and any other file has a dataset, a tab and a key in each line.
             only_sure: Leave out samples that chance may explain.
         """
         chosen = self.sure if only_sure else self.samples

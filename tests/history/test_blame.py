@@ -16,7 +16,7 @@ from benchmarks.blame_at_scale import Trials, made_up_stream, rank
 from energon_grain import StateError, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_grain.errors import ConfigError
 from energon_grain.history.blame import blame
-from energon_grain.history.chance import Chance
+from energon_grain.history.chance import Chance, Tail
 from energon_grain.history.losses import Losses
 from energon_grain.history.trend import CAP, residuals
 
@@ -59,7 +59,7 @@ def test_two_samples_are_found_though_one_is_a_hundred_times_worse(path: Path) -
 
 @pytest.mark.parametrize("block", [None, 20])
 def test_a_shard_is_found(path: Path, block: int | None) -> None:
-    options = {"max_samples_per_sequence": block, "shuffle_buffer_size": 20}
+    options: dict[str, Any] = {"max_samples_per_sequence": block, "shuffle_buffer_size": 20}
     with open_run(path, **(options if block else {})) as stream:
         losses = losses_of(range(STEPS), stream.which, lambda record: 0.5 * (record.shard == "shard_004.tar"))
         found = blame_run(stream, losses)
@@ -116,6 +116,7 @@ def test_losses_of_samples_tell_the_samples_of_one_pass_apart(path: Path, hosts:
         found = blame_run(stream, losses)
         assert found.samples[0].key == culprit
         assert found.samples[0].effect > 10 > found.samples[1].effect
+        assert found.sure == ([found.samples[0]] if hosts > 1 else [])  # 160 losses on one host are few
         assert 20 in found.samples[0].steps
         losses[3] = losses[3][:-2]
         with pytest.raises(ConfigError, match=f"step 3 has {4 * hosts - 2} losses of samples, but {4 * hosts} items"):
@@ -259,7 +260,8 @@ def test_a_spike_that_fades_is_blamed_on_its_first_step() -> None:
 
 def test_the_bound_of_chance_holds_for_noise_of_any_kind() -> None:
     rng = np.random.default_rng(0)
-    for values in (rng.standard_normal(3000), rng.exponential(size=3000), (rng.random(3000) < 0.01) * CAP):
+    kinds: list[Any] = [rng.standard_normal(3000), rng.exponential(size=3000), (rng.random(3000) < 0.01) * CAP]
+    for values in kinds:
         chance = Chance(values)
         for uses in (1, 4, 30):
             sums = rng.choice(values, (200_000, uses)).sum(axis=1) - uses * chance.mean
@@ -270,7 +272,19 @@ def test_the_bound_of_chance_holds_for_noise_of_any_kind() -> None:
                 exact = float(np.exp(chance.exact_log_of(float(score), uses)))
                 assert real * 0.8 <= exact <= bound * 1.001 <= 1.001, (uses, level)
                 assert exact <= 1.3 * real, (uses, level)
+    chance = Chance(kinds[0])
     assert chance.log_of(np.array([0.0, -1.0]), np.array([4.0, 4.0])).tolist() == [0, 0]
+
+
+def test_the_tail_of_losses_of_items_is_that_of_their_distribution() -> None:
+    rng = np.random.default_rng(0)
+    normal, exponential = rng.standard_normal(20_000), rng.exponential(size=20_000)
+    normal[:5] = 40
+    assert Tail(normal).expected(4.5) < 5
+    assert Tail(normal).expected(40) < 1e-9
+    assert 0.2 < Tail(exponential).expected(math.log(20_000)) < 5
+    pareto = rng.pareto(2, 20_000)
+    assert 0.1 < Tail(pareto).expected(float(np.sqrt(20_000) - 1)) < 10
 
 
 def test_culprits_of_a_hundred_thousand_samples_are_found() -> None:
