@@ -27,7 +27,7 @@ from energon_grain.history.losses import Losses
 from energon_grain.history.ranking import Evidence, rank_groups, rank_samples
 from energon_grain.history.suspects import Blame, Spike
 from energon_grain.history.tally import Samples, datasets_of, shards_of
-from energon_grain.history.trend import CAP, residuals, standardised_together
+from energon_grain.history.trend import CAP, compressed, residuals, residuals_of_items
 from energon_grain.history.which import is_arithmetic, which_of_steps
 from energon_grain.stream.passes import Progress
 from energon_grain.stream.run import Run, StepSamples
@@ -42,8 +42,6 @@ _REPLAYED = 24
 _LEAST_ITEMS = 200
 _SPIKE = 3.0
 _UNUSUAL = 1.0
-_ITEM_CAP = 50.0
-"""As `CAP`, of the residuals of single items, which hide no others."""
 
 
 def blame(
@@ -86,7 +84,8 @@ class _Signal:
     Attributes:
         of_step: For each leaf, (t,) residuals of steps. Leaves without losses of their own share one array.
         own: Leaves with losses of their own.
-        by_item: The first item of each logged step, and the residuals of all items; None: only steps have losses.
+        by_item: The first item of each logged step, and the residuals of all items, `compressed` instead of cut off;
+            None: only steps have losses.
     """
 
     of_step: Sequence[FloatArray]
@@ -350,13 +349,12 @@ def _names(key: Sequence[str]) -> Iterator[str]:
         yield part.rstrip("/").rpartition("/")[2]
 
 
-def _of_items(losses: Losses, shown: npt.NDArray[np.bool_]) -> tuple[Int64Array, FloatArray]:
+def _of_items(losses: Losses, shown: BoolArray) -> tuple[Int64Array, FloatArray]:
     """The first item of each step, and the residual of each item."""
     assert losses.samples is not None
     sizes = np.array([len(each) for each in losses.samples], np.int64)
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    found = standardised_together(np.concatenate(losses.samples), owner, losses.values)
-    return np.append(0, np.cumsum(sizes)), np.where(shown[owner], np.clip(found, -CAP, _ITEM_CAP), 0.0)
+    found = np.maximum(compressed(np.concatenate(residuals_of_items(losses.samples, losses.values))), -CAP)
+    return np.append(0, np.cumsum(sizes)), np.where(np.repeat(shown, sizes), found, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -33,12 +33,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.history.trend import expanded
+
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 _GRID = np.geomspace(1e-6, 100, 240)
 _DIGITS = 512
 """Residuals are rounded up to multiples of 1/512, so that a table of a few thousand values stands for all steps."""
 _AT_ONCE = 1 << 14
-_CONVOLVED = 64
+_CONVOLVED, _LONGEST = 64, 1 << 21
 
 
 class Chance:
@@ -78,7 +80,7 @@ class Chance:
     def exact_log_of(self, score: float, uses: int) -> float:
         """The log of p for U of a sample with a number of uses; above 64 uses, its upper bound."""
         bound = float(self.log_of(np.array([score]), np.array([float(uses)]))[0])
-        if not 0 < uses <= _CONVOLVED or bound == 0:
+        if not 0 < uses <= _CONVOLVED or uses * len(self._shares) > _LONGEST or bound == 0:
             return bound
         values = (np.arange(len(self._shares)) + self._least) / _DIGITS
         tilt = self._tilt(values, score / uses + self.mean)
@@ -113,10 +115,11 @@ class Tail:
     """The tail of the residuals of items.
 
     Args:
-        residuals: (n,) residuals, at least 40.
+        residuals: (n,) residuals, `compressed`, at least 40.
     """
 
     def __init__(self, residuals: FloatArray) -> None:
+        residuals = np.array([expanded(each) for each in residuals.tolist()])
         self._count = len(residuals)
         self._threshold = float(np.quantile(residuals, 0.9))
         excess = residuals[residuals > self._threshold] - self._threshold
@@ -126,8 +129,8 @@ class Tail:
         self._scale = half / np.log(2) if self._shape < 1e-3 else self._shape * half / (2**self._shape - 1)
 
     def expected(self, residual: float) -> float:
-        """Number of items that are expected to have a residual of at least this, by chance."""
-        excess = max(0.0, residual - self._threshold) / self._scale
+        """Number of items that are expected to have a residual, `compressed`, of at least this by chance."""
+        excess = max(0.0, expanded(residual) - self._threshold) / self._scale
         log = -excess if self._shape < 1e-3 else -np.log1p(self._shape * excess) / self._shape
         return float(0.1 * self._count * np.exp(log))
 

@@ -108,7 +108,7 @@ def rank_samples(
         chance = float(np.exp(log + np.log(among)))
         if evidence.tail is not None and best.highs:  # the better one of two tests
             chance = 2 * min(chance, evidence.tail.expected(max(best.highs.values())))
-        found.append(_suspect(evidence, best, chance, _tied(samples, best)))
+        found.append(_suspect(evidence, best, chance, 1 if evidence.of_step is None else _tied(samples, best)))
         if chance < _EXPLAINED and evidence.of_step is not None:
             left = _ordered(evidence, _less(left, best))
     return found
