@@ -53,7 +53,9 @@ def blame(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Write the samples to this file, for the --exclude of other commands."),
+        typer.Option(
+            "-o", "--output", help="Write the samples to this file: .json, .csv, or a dataset and a key per line."
+        ),
     ] = None,
     all_samples: Annotated[
         bool,
