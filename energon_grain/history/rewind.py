@@ -13,12 +13,11 @@ from typing import Any
 
 from energon_grain.errors import StateError
 from energon_grain.stream.cursor import Cursor, check_cursor
-from energon_grain.stream.extensions import AMENDMENTS_UNTIL, extension
+from energon_grain.stream.extensions import AMENDMENTS_UNTIL, IS_ARITHMETIC, extension
 from energon_grain.stream.passes import PassPlan, Segment, place_of
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stream import Stream
 
-_IS_ARITHMETIC = "energon_grain.history.which.is_arithmetic"
 MOST_ITEMS = 1 << 20
 """Items that are made again without being asked for."""
 
@@ -53,7 +52,7 @@ def rewound(stream: Stream, cursor: Cursor, step: int) -> Cursor | None:
     """
     if cursor["drops"] or cursor["held"] or not _since(cursor, step):
         return None
-    if not stream.ask(_IS_ARITHMETIC, step):
+    if not stream.ask(IS_ARITHMETIC, step):
         return None
     spec, history = stream.spec, stream.place.history
     pass_number, item, size = place_of(spec, stream.share.hosts, history, step)

@@ -86,7 +86,7 @@ class Blend:
         blend, integers = copy.copy(self), integer_weights(weights)
         gone = len(self._segments) - _KEPT if len(self._segments) >= 2 * _KEPT else 0
         schedule = self._schedule[gone:]
-        if gone:  # they are made again if somebody asks for old positions
+        if gone:  # they are made again if asked for old positions
             schedule[0] = self.anchor(self._number + gone, self._schedule[:gone]), schedule[0][1]
             blend._number, blend._before = self._number + gone, None
         blend.weights = (*self.weights[gone:], integers)
@@ -194,6 +194,10 @@ class Blend:
             counts[: len(own), here] = own[:, here]
         return counts
 
+    def next_cut(self, position: int) -> int:
+        """The position itself; see `CutRouter`."""
+        return position
+
     def _segment_of(self, rounds: npt.NDArray[np.int64], lane: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Number of the segment of each round: the last one made so far that begins at or before it in its lane.
 
@@ -271,6 +275,10 @@ class StepBlend:
         Lanes that share a choice count up to the latest of their rounds.
         """
         return np.repeat(self._blend.counts_at(self.shared_rounds(rounds, self._width)), self._width, axis=1)
+
+    def next_cut(self, position: int) -> int:
+        """The next multiple of the width; see `CutRouter`."""
+        return -(-position // self._width) * self._width
 
     @staticmethod
     def shared_rounds(rounds: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:
