@@ -78,7 +78,7 @@ def _copy_of(before: Amendments | None) -> Amendments | None:
     if before is None:
         return None
     mixture, steps, ahead = _copied(before.mixture), [*before.steps], [*before.ahead]
-    return dataclasses.replace(before, mixture=mixture, steps=steps, ahead=ahead)
+    return dataclasses.replace(before, mixture=mixture, steps=steps, ahead=ahead, digests=[*before.digests])
 
 
 def _reweighted(

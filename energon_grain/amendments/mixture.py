@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
+
 from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.lowering import nodes_below
 from energon_grain.datasets.mixtures import BlendDataset, amended_blend
 from energon_grain.errors import AmendmentError
 from energon_grain.mixture_shares import leaf_count
-from energon_grain.samplers.weights import integer_weights
+from energon_grain.samplers.weights import Anchor, integer_weights
 
 Start = int | str
 """Where a segment begins: at a position of the blend; "#n", at amendment n; or "~n", the same without new phases."""
@@ -56,12 +58,16 @@ class Mixture:
         children: In the order in which they were added.
         per_step: Consecutive items that share a choice; 0: each has its own.
         node: Its description.
+        anchor: If earlier segments are unknown: where the first of these begins.
+        resumed: Where a later segment begins, to make those before it only when they are needed.
     """
 
     segments: list[tuple[Start, list[int]]]
     children: list[Unit | Mixture] = field(default_factory=list["Unit | Mixture"])
     per_step: int = 0
     node: SavableDataset | None = None
+    anchor: Anchor | None = None
+    resumed: Anchor | None = None
 
     def names(self) -> Iterator[str]:
         """Keys of all leaves below, removed ones too, in document order."""
@@ -303,7 +309,8 @@ def packed(tree: Unit | Mixture) -> list[Any]:
     """A mixture as JSON."""
     if isinstance(tree, Unit):
         return [list(tree.leaves), *([] if tree.rows is None else [tree.rows, int(tree.removed)])]
-    return [tree.per_step, list(map(list, tree.segments)), list(map(packed, tree.children))]
+    head = [] if tree.anchor is None else [[tree.anchor.number, int(tree.anchor.phases is not None)]]
+    return [tree.per_step, list(map(list, tree.segments)), list(map(packed, tree.children)), *head]
 
 
 def unpacked(value: Any) -> Unit | Mixture:
@@ -312,8 +319,14 @@ def unpacked(value: Any) -> Unit | Mixture:
         names, *rest = value
         rows, removed = rest or (None, False)
         return Unit(tuple(map(str, names)), rows=None if rows is None else list(map(dict, rows)), removed=bool(removed))
-    per_step, segments, children = value
+    per_step, segments, children, *head = value
+    anchor = None
+    if head:
+        nothing = np.zeros((0, 0), np.int64)  # until `anchors.take_rows`
+        phases = nothing.view(np.uint64) if head[0][1] else None
+        anchor = Anchor(number=int(head[0][0]), rounds=nothing, counts=nothing, tail=nothing, phases=phases)
     return Mixture(
+        anchor=anchor,
         segments=[(start, [int(weight) for weight in weights]) for start, weights in segments],
         children=list(map(unpacked, children)),
         per_step=int(per_step),
@@ -343,11 +356,17 @@ def rebuilt(
                 f"{child.leaves[0]}: a combination of datasets cannot be removed; give it the weight 0"
             )
     assert isinstance(mixture.node, BlendDataset)
-    schedule = tuple(
+    schedule: list[tuple[Any, tuple[int, ...]]] = [
         (amendment(int(start[1:]), start[0] == "~") if isinstance(start, str) else start, tuple(weights))
         for start, weights in mixture.segments
-    )
-    return amended_blend(mixture.node, tuple(children), schedule)
+    ]
+    if mixture.anchor is not None:
+        schedule[0] = mixture.anchor, schedule[0][1]
+    if mixture.resumed is not None:
+        known = mixture.resumed.number - (0 if mixture.anchor is None else mixture.anchor.number)
+        earlier, schedule = schedule[:known], schedule[known:]
+        schedule[0] = dataclasses.replace(mixture.resumed, earlier=earlier), schedule[0][1]
+    return amended_blend(mixture.node, tuple(children), tuple(schedule))
 
 
 def replaced(dataset: SavableDataset, blend: BlendDataset) -> SavableDataset:
