@@ -85,7 +85,7 @@ class Blend:
         blend, integers = copy.copy(self), integer_weights(weights)
         gone = len(self._segments) - _KEPT if len(self._segments) >= 2 * _KEPT else 0
         schedule = self._schedule[gone:]
-        if gone:  # they are made again if somebody asks for old positions
+        if gone:  # made again if old positions are asked for
             schedule[0] = self.anchor(self._number + gone, self._schedule[:gone]), schedule[0][1]
             blend._number, blend._before = self._number + gone, None
         blend.weights = (*self.weights[gone:], integers)
@@ -139,7 +139,7 @@ class Blend:
         )
 
     def _past(self) -> Blend | Tail:
-        """What is before an anchor."""
+        """The segments before an anchor, or the last rounds of them."""
         if self._before is None:
             start, _ = self._schedule[0]
             assert isinstance(start, Anchor)

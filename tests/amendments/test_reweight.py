@@ -256,7 +256,7 @@ def test_every_state_has_the_last_changes_and_a_saved_one_all(data: Path, encode
 
 
 def test_a_state_of_states(data: Path) -> None:
-    """A run that was restored from a short state knows what came since, however long it goes on."""
+    """A run that was restored from a short state knows what was changed since, however long it goes on."""
     run = long_run(data, decisions=40)
     other = restored(data, run.loaders[0].get_state())
     rng = random.Random(9)

@@ -46,6 +46,7 @@ def test_a_rising_loss_has_no_slope() -> None:
 def test_ado_by_hand() -> None:
     laws = {"a": (1.0, 3.0, 0.5), "b": (2.0, 1.0, 0.2)}
     policy = ADO({"a": 1, "b": 3}, warmup=5, blend=0.1, memory=0.9, least=0.01)
+    weights: dict[str, float] = {}
     for step in range(1, 6):
         weights = policy.update(step, {name: e + b * step**-alpha for name, (e, b, alpha) in laws.items()})
         if step < 5:
@@ -65,6 +66,7 @@ def test_ado_by_hand() -> None:
 
 def test_ado_keeps_a_least_weight_and_fills_gaps() -> None:
     policy = ADO({"a": 1, "b": 1, "c": 98}, warmup=3, blend=1.0, least=0.05)
+    weights: dict[str, float] = {}
     for step in range(1, 12):
         losses = {"a": 2.0, "c": 1 + 1 / step}
         weights = policy.update(step, losses if step % 2 else {})
