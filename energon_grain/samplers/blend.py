@@ -166,6 +166,24 @@ class Blend:
                 child[here], below[here] = self._segments[number].route(lane[here], rounds[here])
         return child, below
 
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`. A child without weight from some segment on has no further positions."""
+        rank = below // self.lanes
+        lane = below - rank * self.lanes
+        position = np.full(below.size, -1, dtype=np.int64)
+        left = np.arange(below.size)
+        for segment in reversed(self._segments):  # the last one that begins before a round holds it
+            if left.size:
+                begun = segment.has_begun(child[left], lane[left], rank[left])
+                here = left[begun]
+                here = here[segment.has_weight(child[here])]
+                rounds = segment.round_of(child[here], lane[here], rank[here])
+                position[here] = rounds * self.lanes + lane[here]
+                left = left[~begun]
+        if left.size and self._number:
+            position[left] = self._past().position_of(child[left], below[left])
+        return position
+
     def counts_at(self, rounds: npt.NDArray[np.int64]) -> Array:
         """Give how often each lane has each child before round `rounds[l]` of lane l, uint64 (children, L)."""
         lanes = np.arange(self.lanes)
@@ -180,6 +198,10 @@ class Blend:
                 own = one.before + one.counts(np.where(here, rounds - self._firsts[number], 0))
             counts[: len(own), here] = own[:, here]
         return counts
+
+    def next_cut(self, position: int) -> int:
+        """The position itself; see `CutRouter`."""
+        return position
 
     def _segment_of(self, rounds: npt.NDArray[np.int64], lane: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Number of the segment of each round: the last one made so far that begins at or before it in its lane.
@@ -247,12 +269,21 @@ class StepBlend:
         child, step = self._blend.route(position // self._width)
         return child, step * self._width + position % self._width
 
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`."""
+        step = self._blend.position_of(child, below // self._width)
+        return np.where(step < 0, -1, step * self._width + below % self._width)
+
     def counts_at(self, rounds: npt.NDArray[np.int64]) -> Array:
         """Give how often each lane has each child before round `rounds[l]` of lane l, uint64 (children, L).
 
         Lanes that share a choice count up to the latest of their rounds.
         """
         return np.repeat(self._blend.counts_at(self.shared_rounds(rounds, self._width)), self._width, axis=1)
+
+    def next_cut(self, position: int) -> int:
+        """The next multiple of the width; see `CutRouter`."""
+        return -(-position // self._width) * self._width
 
     @staticmethod
     def shared_rounds(rounds: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:

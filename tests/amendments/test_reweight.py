@@ -384,7 +384,8 @@ def test_a_long_log_is_a_file_beside_the_checkpoint(
 def loader_log(run: Run, count: int) -> str:
     """The log of a run's first amendments alone."""
     amendments = run.loaders[0].stream.amendments
-    few = dataclasses.replace(amendments, steps=amendments.steps[:count], ahead=amendments.ahead[:count])
+    parts = {name: getattr(amendments, name)[:count] for name in ("steps", "cuts", "ahead", "digests")}
+    few = dataclasses.replace(amendments, **parts)
     mixture = dataclasses.replace(amendments.mixture, segments=amendments.mixture.segments[: count + 1])
     return dataclasses.replace(few, mixture=mixture).texts(run.loaders[0].stream.share, saved=True)[0]
 

@@ -172,6 +172,10 @@ def test_an_anchor_continues_without_the_segments_before(smooth: bool) -> None:
         assert np.array_equal(one, other)
     again = rest.anchor(9)
     assert np.array_equal(again.rounds, whole.anchor(9).rounds)
+    child, below = whole.route(position)
+    assert np.array_equal(rest.position_of(child, below), position)
+    with pytest.raises(StateError, match="only the last changes of the mixture"):
+        rest.position_of(np.zeros(1, np.int32), np.zeros(1, np.int64))
     for back in range(4):
         at = anchor.rounds - back + rng.integers(0, 3, lanes) * (back == 0)
         assert np.array_equal(rest.counts_at(at), whole.counts_at(at))
