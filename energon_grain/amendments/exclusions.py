@@ -128,6 +128,10 @@ class Exclusions:
                 found[entry.leaf] = found.get(entry.leaf, 0) + entry.count
         return found
 
+    def digests(self, amendment: int) -> list[list[str]]:
+        """The leaf and the digest of each exclusion of an amendment."""
+        return [[each.leaf, each.digest] for each in self.entries if each.amendment == amendment]
+
     def of(self, leaf: str, *, configured: bool = False) -> Int64Array:
         """All excluded samples of a leaf, ascending; `configured`: only those that the configuration excludes."""
         found = [each.samples for each in self.entries if each.leaf == leaf and (each.configured or not configured)]
@@ -416,7 +420,9 @@ def holes_of(spec: StreamSpec) -> dict[int, Holes]:
         leaves = 0 if order is None else len(order.table)
         while order is not None and order.planned is not None:
             order = getattr(order.planned, "child", None)
-        if order is not None and order.routes is not None:
+        if order is not None and order.routes is not None and isinstance(router := order.routes.router, Holes):
+            found[first] = router
+        elif order is not None and order.routes is not None:
             _closed_leaves(order.routes, first, found, in_blend=False)
         first += leaves
     return found
@@ -425,15 +431,15 @@ def holes_of(spec: StreamSpec) -> dict[int, Holes]:
 def _closed_leaves(tree: RouteTree, first: int, found: dict[int, Holes], *, in_blend: bool) -> None:
     """Collect the leaves with only blends by weights between their `Holes` and the outermost blend."""
     router = tree.router
-    if isinstance(router, Holes):
-        found[first] = router
-        return
     blend = isinstance(router, Blend | StepBlend)
-    if in_blend and not blend:
-        return
     for number, child in tree._children:
-        if child is not None:
-            _closed_leaves(child, first + number, found, in_blend=blend)
+        if child is None:
+            continue
+        if not isinstance(child.router, Holes):
+            if blend or not in_blend:
+                _closed_leaves(child, first + number, found, in_blend=blend)
+        elif blend:
+            found[first + number] = child.router
 
 
 class _ExcludedSource(RemovedSource):

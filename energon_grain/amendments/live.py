@@ -9,13 +9,23 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from energon_grain.amendments import mixture as mixtures
-from energon_grain.amendments.history import Amended, Amendments, append, compiled, configured, mixture_of
+from energon_grain.amendments.cuts import AnyHost, Cut, cut_of
+from energon_grain.amendments.history import (
+    Amended,
+    Amendments,
+    append,
+    compiled,
+    configured,
+    mixture_of,
+    record,
+)
 from energon_grain.amendments.mixture import Mixture, Unit
+from energon_grain.amendments.reweight import path_to, quantised, with_segment
 from energon_grain.amendments.selecting import Selected, named, select
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import AmendmentError
-from energon_grain.samplers.weights import Weight, exact, integer_weights
+from energon_grain.samplers.weights import Weight, exact
 from energon_grain.stream.passes import Progress, Share
 from energon_grain.stream.spec import StreamSpec
 
@@ -32,6 +42,9 @@ def amended_now(
     remove: Sequence[str] = (),
     exclude: Any = None,
     note: str = "",
+    smooth: bool = False,
+    running: StreamSpec,
+    any_host: AnyHost | None = None,
 ) -> Amended:
     """The stream of a running one whose mixture changes at its present place.
 
@@ -41,46 +54,98 @@ def amended_now(
         before: The amendments until now; None: there are none.
         share: This host's part.
         progress: Where the stream is.
-        weights: Of all datasets of one blend, by name; 0 pauses one. Default: as they are.
+        weights: Of all datasets of one blend, by name (repetitions, of a blend by repetitions); 0 pauses one. Default:
+            as they are.
         add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, or a
             dataset; each has a weight in `weights`.
         remove: Names of datasets that get the weight 0.
         exclude: Samples to leave out: keys, keys or a condition by dataset, or a file; see `amendments.selecting`.
         note: The reason, for the log.
+        smooth: Whether only weights change, which are quantised, and no error adds up over many such changes. Weights
+            that are equal to the present ones are no amendment.
+        running: The stream until now.
+        any_host: See `WorkerConfig.any_host`.
 
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
     """
-    mixed = bool(weights or add or remove)
-    amendments = _begun(dataset, plain, before, mixed=mixed)
-    old = amendments.mixture
-    new = _copied(old)
-    for each in _blends(new):
-        each.segments = [(0, each.weights)]
-    if mixed:
+    amendments = _copy_of(before) or Amendments(mixture=mixture_of(dataset, plain))
+    alone = amendments.mixture.per_step == mixtures.ALONE
+    if alone and (weights or add or remove or exclude is None):
+        configured(dataset, plain)  # raises
+    cut = None if alone else cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
+    if not add and not remove and exclude is None:
+        changed = _reweighted(amendments, plain, share, progress, dict(weights or {}), note, cut, smooth=smooth)
+        if changed or smooth:
+            done = amendments if changed else before
+            spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
+            return Amended(spec=spec, amendments=done)
+        raise AmendmentError(_NOTHING)
+    new = _copied(amendments.mixture)
+    for each in _blends(new):  # plans of blends that do not change stay
+        each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
+    if weights or add or remove:
         _change(new, dict(weights or {}), dict(add or {}), list(remove))
     excluded = [] if exclude is None else _excluded(amendments, new, plain, exclude)
-    if not append(amendments, new, plain, share, progress, note, excluded):
-        raise AmendmentError(
-            "amend: nothing changes: give weights, add, remove or exclude that differ from what is there"
-        )
+    if not append(amendments, new, plain, share, progress, note, cut, excluded):
+        raise AmendmentError(_NOTHING)
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
 
 
-def _begun(dataset: SavableDataset, plain: StreamSpec, before: Amendments | None, *, mixed: bool) -> Amendments:
-    """The amendments until now, to append to. `mixed`: Raises AmendmentError if there is no blend by weights."""
-    old = mixture_of(dataset, plain) if before is None else before.mixture
-    if mixed and old.per_step == mixtures.ALONE:
-        old = configured(dataset, plain)
+_NO_WEIGHT = "amend: all weights are 0; give one dataset a weight above 0"
+_NOTHING = "amend: nothing changes: give weights, add, remove or exclude that differ from what is there"
+
+
+def _copy_of(before: Amendments | None) -> Amendments | None:
+    """A copy to append an amendment to."""
     if before is None:
-        return Amendments(mixture=_copied(old))
+        return None
+    mixture, steps, ahead = _copied(before.mixture), [*before.steps], [*before.ahead]
     return dataclasses.replace(
         before,
-        mixture=_copied(old),
-        steps=[*before.steps],
-        ahead=[*before.ahead],
+        mixture=mixture,
+        steps=steps,
+        cuts=[*before.cuts],
+        ahead=ahead,
+        digests=[*before.digests],
         exclusions=before.exclusions.copy(),
     )
+
+
+def _reweighted(
+    amendments: Amendments,
+    plain: StreamSpec,
+    share: Share,
+    progress: Progress,
+    weights: dict[str, Weight],
+    note: str,
+    cut: Cut | None,
+    *,
+    smooth: bool,
+) -> bool:
+    """Change the weights of one blend; return whether they differ from the present ones."""
+    if not weights:
+        return False
+    numbers, blend = _children(amendments.mixture, [*weights])
+    if smooth and blend.kind == mixtures.REPETITIONS:
+        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
+    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
+    if not any(map(exact, row)):
+        raise AmendmentError(_NO_WEIGHT)
+    now = Mixture(segments=[(0, blend.row(row))], children=blend.children)
+    places = {number: number for number in range(len(row))}
+    start = f"{'~' if smooth else '#'}{len(amendments.steps)}"
+    if not mixtures.take_over(blend, now, places, start, progress.item if cut is None else cut.position):
+        return False
+    record(amendments, plain, share, progress, note, cut)
+    if cut is not None:
+        amendments.spec = None
+        return True
+    path, rounds = path_to(amendments.mixture, blend), amendments.begin(len(amendments.steps) - 1, share)
+    assert path is not None
+    old = amendments.spec or dataclasses.replace(plain, described_by=plain.manifest())
+    amendments.spec = with_segment(old, path, rounds, list(map(int, blend.weights)), smooth=smooth)
+    return True
 
 
 def _excluded(amendments: Amendments, new: Mixture, plain: StreamSpec, exclude: Any) -> list[Selected]:
@@ -118,7 +183,9 @@ def _copied(tree: Any) -> Any:
     """A copy of a mixture with the same nodes."""
     if isinstance(tree, Unit):
         return dataclasses.replace(tree)
-    return dataclasses.replace(tree, segments=[*tree.segments], children=list(map(_copied, tree.children)))
+    return dataclasses.replace(
+        tree, segments=[*tree.segments], children=list(map(_copied, tree.children)), lengths=[*tree.lengths]
+    )
 
 
 def _blends(mixture: Mixture) -> Iterator[Mixture]:
@@ -138,13 +205,14 @@ def _change(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], r
     for name in remove:
         row[numbers[name]] = 0
     if not any(map(exact, row)):
-        raise AmendmentError("amend: all weights are 0; give one dataset a weight above 0")
-    blend.segments = [(0, list(integer_weights(row)))]
+        raise AmendmentError(_NO_WEIGHT)
+    blend.segments = [(0, blend.row(row))]
 
 
 def _children(mixture: Mixture, names: list[str]) -> tuple[dict[str, int], Mixture]:
     """The numbers of named children, and the one blend that has them. Raises AmendmentError if there are several."""
-    places = {name: _find(mixture, name) for name in names}
+    index = _index(mixture)
+    places = {name: _find(mixture, index, name) for name in names}
     blends = {id(blend): blend for blend, _ in places.values()} or {id(mixture): mixture}
     if len(blends) != 1:
         raise AmendmentError(f"amend: {', '.join(names)} are children of several blends: amend them one by one")
@@ -156,7 +224,7 @@ def _weighted(blend: Mixture, numbers: Mapping[str, int], weights: Mapping[str, 
     row: list[Weight] = [*blend.weights]
     if not weights:
         return row
-    missing = [number for number, weight in enumerate(row) if weight and number not in numbers.values()]
+    missing = [number for number, weight in enumerate(row) if exact(weight) and number not in numbers.values()]
     if missing:
         names = ", ".join(_name(blend.children[number]) for number in missing)
         raise AmendmentError(
@@ -171,7 +239,7 @@ def _place_of(mixture: Mixture, blend: Mixture, added: Unit) -> int:
     """The place of a dataset that is added: its own, if it was removed before; else at the end."""
     for place, child in enumerate(blend.children):
         if isinstance(child, Unit) and child.leaves == added.leaves:
-            if child.node is None or not blend.weights[place]:
+            if child.node is None or not exact(blend.weights[place]):
                 child.node, child.removed = added.node, False
                 return place
             raise AmendmentError(f"amend: {added.leaves[0]} is in the mixture already: give its weight in `weights`")
@@ -181,14 +249,19 @@ def _place_of(mixture: Mixture, blend: Mixture, added: Unit) -> int:
     return len(blend.children) - 1
 
 
-def _find(mixture: Mixture, name: str) -> tuple[Mixture, int]:
+def _index(mixture: Mixture) -> dict[str, list[tuple[Mixture, int]]]:
+    """The blends that have a child of each name, and its number there."""
+    found: dict[str, list[tuple[Mixture, int]]] = {}
+    for blend in _blends(mixture):
+        for number, child in enumerate(blend.children):
+            for name in _names(child):
+                found.setdefault(name, []).append((blend, number))
+    return found
+
+
+def _find(mixture: Mixture, index: Mapping[str, list[tuple[Mixture, int]]], name: str) -> tuple[Mixture, int]:
     """The blend that has a child of this name, and its number there."""
-    found = [
-        (blend, number)
-        for blend in _blends(mixture)
-        for number, child in enumerate(blend.children)
-        if name in _names(child)
-    ]
+    found = index.get(name, [])
     if len(found) == 1:
         return found[0]
     known = [_name(child) for blend in _blends(mixture) for child in blend.children]

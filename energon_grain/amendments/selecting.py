@@ -207,13 +207,9 @@ def _find(source: Source, names: list[str]) -> dict[str, Int64Array]:
             numbers[name] = own[[each == key for each in rows.keys(own)]]
         else:
             keys.append(name)
-    find = getattr(rows, "find", None)
-    if find is not None:
-        at = {key: find(key) for key in keys}
-        numbers |= {key: np.array([number], np.int64) for key, number in at.items() if number is not None}
-        keys = []
-    found = indices_of(source, numbers)
-    return found | (_scanned(source, keys) if keys else {})
+    for key in keys:
+        numbers[key] = np.array(rows.find(key), np.int64)
+    return indices_of(source, numbers)
 
 
 def _shard_in(name: str, counts: Mapping[str, int]) -> str | None:

@@ -50,7 +50,7 @@ windows as above. So each draw is uniform over the samples, and blocks are drawn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,12 +60,10 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.columns import Array, Column, at, operand, scaled, signed, spread
 from energon_grain.samplers.hashing import fold, fold_array
-from energon_grain.samplers.permutation import MAX_SIZE, permute, unpermute
+from energon_grain.samplers.permutation import MAX_SIZE, Permutation, permute, unpermute
 
 Draws = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Samples and the passes that they are drawn in: index and epoch, int64 (k,) each."""
-Permutation = Callable[[Array, Column, Column], npt.NDArray[np.int64]]
-"""`permute` or `unpermute`."""
 
 _FULL, _BLOCKS, _SHORT, _WINDOW, _REPLACEMENT = map(fold, ("full", "blocks", "short", "window", "replacement"))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational, Real
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,41 @@ Weight = int | float | str | Decimal | Fraction
 Schedule = Sequence[tuple[int, Sequence[Weight]]]
 """Segments: the first position of each, and its weights."""
 
-LaneSchedule = Sequence[tuple[int | npt.NDArray[np.int64], Sequence[Weight]]]
+
+@dataclass(frozen=True, slots=True)
+class Smooth:
+    """Start of a segment that carries on the divisions of the one before it, from the end of each lane's run on.
+
+    Attributes:
+        rounds: int64 (L,), a round of each lane.
+    """
+
+    rounds: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """Start of a segment that is known without the ones before it.
+
+    Attributes:
+        number: number of segments before it.
+        rounds: int64 (L,), the first round of each lane.
+        counts: int64 (K, L), rounds of each child before.
+        tail: int64 (3, L), the child of each of the three rounds before; any, if there are fewer.
+        phases: of a smooth segment: uint64 (2 K - 1, L), 8 bits for each node of the share tree.
+        earlier: the segments before it, if they are known, from the beginning or from another anchor on.
+    """
+
+    number: int
+    rounds: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    tail: npt.NDArray[np.int64]
+    phases: npt.NDArray[np.uint64] | None = None
+    earlier: Sequence[tuple[Any, Sequence[Weight]]] = ()
+
+
+LaneStart = int | npt.NDArray[np.int64] | Smooth | Anchor
+LaneSchedule = Sequence[tuple[LaneStart, Sequence[Weight]]]
 """The same; a segment may also begin at a round of each lane, int64 (L,)."""
 
 MAX_TOTAL = 1 << 31
@@ -60,6 +96,10 @@ def integer_weights(weights: Sequence[Weight]) -> tuple[int, ...]:
     Raises:
         ConfigError: a weight would round to zero.
     """
+    if (whole := [each for each in weights if type(each) is int and each >= 0]) and len(whole) == len(weights):
+        common = math.gcd(*whole)
+        if 0 < sum(whole) // max(common, 1) <= MAX_TOTAL:
+            return tuple(each // common for each in whole)
     fractions = [exact(weight) for weight in weights]
     total = sum(fractions)
     scale = Fraction(math.lcm(*(f.denominator for f in fractions)), math.gcd(*(f.numerator for f in fractions)))

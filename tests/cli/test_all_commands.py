@@ -43,6 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with get_savable_loader(get_val_dataset(root / "text", batch_size=2, worker_config=config)) as loader:
         next(loader)
         (root / "state.json").write_text(json.dumps(loader.save_state_rank()))
+    (root / "losses.csv").write_text("step,loss\n" + "".join(f"{step},{step % 3}\n" for step in range(40)))
     join = {"join": [{"path": "text"}, {"path": "text"}]}
     write_v2(root, "mix.yaml", train={"blend": [join, {"path": "text"}]})
     return root
@@ -55,6 +56,9 @@ RUNS: list[tuple[list[str], dict[str, Any]]] = [
     (["prepare", "lines.jsonl"], {"samples": 1, "path": "lines.jsonl"}),
     (["prepare", "mix.yaml"], {"removed": []}),
     (["measure", "text", "--column", "parts=builtins:len"], {"samples": 24, "path": "text"}),
+    (["measure", "text", "--digest"], {"datasets": ["text"], "files": 4}),
+    (["receipt", "state.json", "text", "--validation", "-o", "receipt.json"], {"step": 1, "batch": 2, "version": 1}),
+    (["verify", "receipt.json", "text", "--validation"], {"differences": [], "configuration": True, "files": 4}),
     (["convert", "text", "records"], {"samples": 24, "container": "array-record", "target": "records"}),
     (["info", "text"], {"samples": 24, "path": "text"}),
     (["info", "mix.yaml", "--plot", "mix.svg"], {"samples": 36, "endless": True}),
@@ -62,6 +66,8 @@ RUNS: list[tuple[list[str], dict[str, Any]]] = [
     (["which", "text", "--step", "0", "--batch-size", "2"], {}),
     (["preview", "text", "--html", "page.html"], {"path": "text", "html": "page.html"}),
     (["checkpoint", "info", "state.json"], {"step": 1, "seed": 0}),
+    (["blame", "state.json", "text", "--validation", "--losses", "losses.csv"], {"steps": 40, "replayed": False}),
+    (["rewind", "state.json", "text", "--validation", "--to", "0", "-o", "old.json"], {"step": 0, "item": 0}),
     (["cache", "check", "kept"], {"pages": 0, "damaged_pages": 0}),
     (
         ["bench", "text", "--seconds", "0.01", "--workers", "0", "--task-encoder", "talking:Talking"],
