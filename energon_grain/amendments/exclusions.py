@@ -351,6 +351,15 @@ class Excluding:
         wrong = self.closed - {*holes_of(spec)}
         return dataclasses.replace(self, never_closed=self.never_closed | wrong, closed=set()) if wrong else None
 
+    def _not_closed(self) -> dict[int, Sequence[Exclusion]]:
+        """The exclusions of leaves whose lanes do not pass over the samples, by number of the leaf."""
+        names = dict(enumerate(self.names))
+        return {
+            number: self.entries[name]
+            for number, name in names.items()
+            if name in self.entries and number not in self.closed
+        }
+
     def dropped_from(self, spec: StreamSpec, begins: Sequence[Int64Array]) -> StreamSpec:
         """A compiled stream that drops samples of leaves whose lanes do not pass over them.
 
@@ -361,11 +370,7 @@ class Excluding:
         Raises:
             AmendmentError: They cannot be dropped.
         """
-        drops = {
-            number: self.entries[name]
-            for number, name in enumerate(self.names)
-            if name in self.entries and number not in self.closed
-        }
+        drops = self._not_closed()
         if not drops:
             return spec
         if spec.same_pass and not spec.endless:
@@ -375,20 +380,18 @@ class Excluding:
             )
         twins = {number: len(spec.leaves) + place for place, number in enumerate(drops)}
         spec = dataclasses.replace(spec, leaves=(*spec.leaves, *(_twin(spec.leaves[number]) for number in drops)))
+        entries = [(number, each) for number, own in drops.items() for each in own]
         if spec.program is None:
-            order = spec.order
-            dropped = [_dropped(each, number, twins, order, begins) for number, own in drops.items() for each in own]
-            return dataclasses.replace(spec, index_map=ExcludingMap.of(order, dropped))
-        if len(spec.program.feeds) > 1:
+            dropped = [_dropped(each, number, twins, spec.order, begins) for number, each in entries]
+            return dataclasses.replace(spec, index_map=ExcludingMap.of(spec.order, dropped))
+        feeds = list(spec.program.feeds)
+        if len(feeds) != 1:
             raise AmendmentError(
                 "exclude: datasets below a blend or a concatenation filter, group or pack; move these steps above it"
             )
-        feed = spec.program.feeds[0]
-        order = feed.order
-        dropped = [
-            _dropped(each, number, twins, order, begins, feed.stripe) for number, own in drops.items() for each in own
-        ]
-        put(feed, order=ExcludingMap.of(order, dropped))  # of this compilation alone
+        order, stripe = feeds[0].order, feeds[0].stripe
+        dropped = [_dropped(each, number, twins, order, begins, stripe) for number, each in entries]
+        put(feeds[0], order=ExcludingMap.of(order, dropped))  # of this compilation alone
         return spec
 
 
@@ -416,15 +419,13 @@ def holes_of(spec: StreamSpec) -> dict[int, Holes]:
     """The holes of leaves whose lanes are those of the run, by number of the leaf."""
     found: dict[int, Holes] = {}
     first = 0
-    for order in [spec.index_map] if spec.program is None else [feed.order for feed in spec.program.feeds]:
-        leaves = 0 if order is None else len(order.table)
-        while order is not None and order.planned is not None:
-            order = getattr(order.planned, "child", None)
-        if order is not None and order.routes is not None and isinstance(router := order.routes.router, Holes):
-            found[first] = router
-        elif order is not None and order.routes is not None:
-            _closed_leaves(order.routes, first, found, in_blend=False)
-        first += leaves
+    for order in [spec.order] if spec.program is None else [feed.order for feed in spec.program.feeds]:
+        routes = order.routes if order.planned is None else order.planned.child.routes
+        if routes is not None and isinstance(routes.router, Holes):
+            found[first] = routes.router
+        elif routes is not None:
+            _closed_leaves(routes, first, found, in_blend=False)
+        first += len(order.table)
     return found
 
 

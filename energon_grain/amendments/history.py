@@ -361,11 +361,7 @@ def by_state(
             "and the checkpoint handlers have one"
         )
     now = json.loads(json.dumps(plain.manifest()))
-    was = mixtures.described(saved["mixture"], saved["leaves"])
-    if mixtures.ALONE in (new.per_step, 0 if before is None else before.mixture.per_step):
-        was = _whole(dataset, plain, saved, now)
-    if was is None:
-        raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend")
+    was = _saved_mixture(dataset, plain, saved, now, [new, *([] if before is None else [before.mixture])])
     amendments = before or Amendments(mixture=was)
     excluded = _narrowed(amendments, new, saved, now, plain)
     _check_rest(saved, now, amendments.mixture)
@@ -373,18 +369,32 @@ def by_state(
     mixtures.know(amendments.mixture, was, new)
     known = Share(0, 1, share.lanes) if hosts == 1 else share
     place = from_cursor(cursor, known, plain.program)
-    running, alone = plain, new.per_step == mixtures.ALONE
-    if not alone and not is_plain(order_of(plain)):
-        running = compiled(dataset, plain, amendments, share)
-        if running.folds:
-            remember_plans(cursor, running)
-    cut = None if alone else cut_of(running, known, place, hosts=share.hosts, any_host=any_host)
+    cut = None
+    if new.per_step != mixtures.ALONE:
+        running = _running(dataset, plain, amendments, share, cursor)
+        cut = cut_of(running, known, place, hosts=share.hosts, any_host=any_host)
     own = place if hosts in (1, share.hosts) and known == share else from_cursor(cursor, share, plain.program)
     changed = append(amendments, new, plain, share, own, note, cut, excluded, configured=True)
     _check_removed(amendments, cut)
     if not changed and not amendments.steps:
         return None
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+
+
+def _saved_mixture(
+    dataset: SavableDataset,
+    plain: StreamSpec,
+    saved: Mapping[str, Any],
+    now: Mapping[str, Any],
+    known: Sequence[Mixture],
+) -> Mixture:
+    """The mixture of a saved configuration. Raises AmendmentError if it cannot be amended."""
+    if any(each.per_step == mixtures.ALONE for each in known):
+        return _whole(dataset, plain, saved, now)
+    was = mixtures.described(saved["mixture"], saved["leaves"])
+    if was is None:
+        raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend")
+    return was
 
 
 def _whole(dataset: SavableDataset, plain: StreamSpec, saved: Mapping[str, Any], now: Mapping[str, Any]) -> Mixture:
@@ -445,6 +455,18 @@ def _rename(new: Mixture, exclusions: Exclusions) -> None:
     names = {place: name for name, (place, _) in exclusions.kept.items() if name in exclusions.nodes}
     for unit in mixtures.units(new):
         unit.leaves = tuple(names.get(name, name) for name in unit.leaves)
+
+
+def _running(
+    dataset: SavableDataset, plain: StreamSpec, amendments: Amendments, share: Share, cursor: Cursor
+) -> StreamSpec:
+    """The stream of a state, as far as the place of a change depends on it."""
+    if is_plain(order_of(plain)):
+        return plain
+    running = compiled(dataset, plain, amendments, share)
+    if running.folds:
+        remember_plans(cursor, running)
+    return running
 
 
 def append(
@@ -688,12 +710,18 @@ def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments,
     spec = excluding.dropped_from(spec, amendments.taken(share))
     if not alone and isinstance(router := blend_of(order_of(spec)), EpochSegments):
         amendments.mixture.lengths = [*router.samples]
-    for unit in mixtures.units(amendments.mixture):  # so that a later change of them is found
-        if unit.rows is None and not set(unit.leaves).issubset({"/".join(leaf.key) for leaf in plain.leaves}):
-            rows = spec.manifest()["leaves"]
-            unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
+    _note_rows(amendments.mixture, plain, spec)
     amendments.spec = dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
     return amendments.spec
+
+
+def _note_rows(mixture: Mixture, plain: StreamSpec, spec: StreamSpec) -> None:
+    """Keep the manifest's entries of leaves that the configuration lacks, so that a later change of them is found."""
+    configured = {"/".join(leaf.key) for leaf in plain.leaves}
+    for unit in mixtures.units(mixture):
+        if unit.rows is None and not configured.issuperset(unit.leaves):
+            rows = spec.manifest()["leaves"]
+            unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
 
 
 def _resolved(plain: StreamSpec, amendments: Amendments) -> list[Resolved]:
