@@ -61,12 +61,14 @@ def amended_now(
     amendments = _copy_of(before) or Amendments(mixture=configured(dataset, plain))
     cut = cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
     if not add and not remove:
-        changed = _reweighted(amendments, plain, share, progress, dict(weights or {}), note, cut, smooth=smooth)
-        if changed or smooth:
-            done = amendments if changed else before
-            spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
-            return Amended(spec=spec, amendments=done)
-        raise AmendmentError(_NOTHING)
+        changed = bool(weights) and _reweighted(
+            amendments, plain, share, progress, dict(weights), note, cut, smooth=smooth
+        )
+        if not changed and not smooth:
+            raise AmendmentError(_NOTHING)
+        done = amendments if changed else before
+        spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
+        return Amended(spec=spec, amendments=done)
     new = _copied(amendments.mixture)
     for each in _blends(new):  # plans of blends that do not change stay
         each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
@@ -102,14 +104,7 @@ def _reweighted(
     smooth: bool,
 ) -> bool:
     """Change the weights of one blend; return whether they differ from the present ones."""
-    if not weights:
-        return False
-    numbers, blend = _children(amendments.mixture, [*weights])
-    if smooth and blend.kind == mixtures.REPETITIONS:
-        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
-    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
-    if not any(map(exact, row)):
-        raise AmendmentError(_NO_WEIGHT)
+    blend, row = _row_of(amendments.mixture, weights, smooth=smooth)
     now = Mixture(segments=[(0, blend.row(row))], children=blend.children)
     places = {number: number for number in range(len(row))}
     start = f"{'~' if smooth else '#'}{len(amendments.steps)}"
@@ -124,6 +119,17 @@ def _reweighted(
     old = amendments.spec or dataclasses.replace(plain, described_by=plain.manifest())
     amendments.spec = with_segment(old, path, rounds, list(map(int, blend.weights)), smooth=smooth)
     return True
+
+
+def _row_of(mixture: Mixture, weights: dict[str, Weight], *, smooth: bool) -> tuple[Mixture, list[Weight]]:
+    """The blend with children of these names, and new weights for all its children."""
+    numbers, blend = _children(mixture, [*weights])
+    if smooth and blend.kind == mixtures.REPETITIONS:
+        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
+    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
+    if not any(map(exact, row)):
+        raise AmendmentError(_NO_WEIGHT)
+    return blend, row
 
 
 def _copied(tree: Any) -> Any:

@@ -387,7 +387,10 @@ def unpacked(value: Any) -> Unit | Mixture:
         names, *rest = value
         rows, removed = rest or (None, False)
         return Unit(tuple(map(str, names)), rows=None if rows is None else list(map(dict, rows)), removed=bool(removed))
-    kind, segments, children, *more = value
+    return _unpacked_blend(*value)
+
+
+def _unpacked_blend(kind: Any, segments: Any, children: Any, *more: Any) -> Mixture:
     mixture = Mixture(segments=[], children=list(map(unpacked, children)))
     if isinstance(kind, str):
         mixture.kind = kind
