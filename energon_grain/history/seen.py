@@ -162,11 +162,11 @@ class _Counting:
         self.times[leaf] += np.int32(laps * passes)
         for begin in range(laps * lap, prefix.whole, _AT_ONCE):
             child = np.arange(begin, min(begin + _AT_ONCE, prefix.whole))
-            np.add.at(self.times[leaf], order.table.draw(number, child)[0], 1)
+            np.add.at(self.times[leaf], order.table.draw(number, child)[0], np.int32(1))
         for child, sign in ((prefix.rest, 1), (prefix.without, -1)):
             for begin in range(0, len(child), _AT_ONCE):
                 index, _ = order.table.draw(number, child[begin : begin + _AT_ONCE])
-                np.add.at(self.times[leaf], index, sign)
+                np.add.at(self.times[leaf], index, np.int32(sign))
 
     def _range(self, order: IndexMap, first_leaf: int, pass_number: int, begin: int, end: int, sign: int) -> None:
         """Count the items [begin, end) of a pass."""
@@ -176,7 +176,7 @@ class _Counting:
 
     def _drawn(self, draws: Draws, first_leaf: int, sign: int) -> None:
         for leaf, _, own in draws.members.by_leaf():
-            np.add.at(self.times[first_leaf + leaf], own.index, sign)
+            np.add.at(self.times[first_leaf + leaf], own.index, np.int32(sign))
 
 
 def _of_lanes(order: IndexMap, passes: Int64Array, rounds: Int64Array, stripe: int) -> Prefix:

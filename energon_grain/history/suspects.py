@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.atomic_files import atomic_write_bytes
 from energon_grain.words import counted, table
 
 SURE = 0.05
