@@ -46,13 +46,7 @@ def seen(run: Run, now: Progress, until: int | None = None, *, dropped: bool) ->
             another configuration before.
     """
     until = now.step if until is None else until
-    if until < 0:
-        raise StateError(f"seen(until={until}): steps are counted 0, 1, 2, …")
-    if run.changed and run.since is not None and run.since.step:
-        raise StateError(
-            f"seen: the run had another configuration or other data before step {run.since.step}, where it was "
-            f"restored at the same position; call this with that configuration and data"
-        )
+    _check(run, until)
     counting = _Counting(run)
     if run.spec.program is not None or dropped or now.drops.any() or now.history[0][0]:
         counting.known_place(_place_at(run, now, until))
@@ -62,6 +56,16 @@ def seen(run: Run, now: Progress, until: int | None = None, *, dropped: bool) ->
     found.until = until
     found.exact = not (dropped or now.drops.any() or is_filtered(run.spec))
     return found
+
+
+def _check(run: Run, until: int) -> None:
+    if until < 0:
+        raise StateError(f"seen(until={until}): steps are counted 0, 1, 2, …")
+    if run.changed and run.since is not None and run.since.step:
+        raise StateError(
+            f"seen: the run had another configuration or other data before step {run.since.step}, where it was "
+            f"restored at the same position; call this with that configuration and data"
+        )
 
 
 def _place_at(run: Run, now: Progress, until: int) -> Progress:
