@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 from energon_grain.errors import EnergonGrainError, StateError, public, shorten
 from energon_grain.history.leaf_of import leaf_names, leaf_of_items
+from energon_grain.history.suspects import Blame
 from energon_grain.history.uses import Seen, Uses
 from energon_grain.host_processes import HostProcesses, broadcast_state, gather_cursor
 from energon_grain.lazy_names import by_name
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.cursor import Cursor, merge_cursors
-from energon_grain.stream.extensions import SEEN, WHEN
+from energon_grain.stream.extensions import BLAME, SEEN, WHEN
 from energon_grain.stream.run import StepSamples
 from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.stream import OnChange
@@ -335,7 +336,7 @@ class StreamLoader(OneSubscript[Item]):
         """
         return by_name(_RECEIPT)(self._stream, allow_missing=allow_missing)
 
-    def blame(self, losses: Any, **options: Any) -> Any:
+    def blame(self, losses: Any, **options: Any) -> Blame:
         """Rank samples, shards and datasets by how much of the run's unusual losses they explain.
 
         `print` the result. Usually no data is read.
@@ -352,7 +353,7 @@ class StreamLoader(OneSubscript[Item]):
             ConfigError: The losses have too few steps, or do not fit the steps.
             StateError: A step does not exist, or its samples cannot be known.
         """
-        return self._stream.blame(losses, **options)
+        return self._stream.ask(BLAME, losses, **options)
 
     def skip(self, steps: int) -> None:
         """Skip steps of this pass; they count as delivered. See `Stream.skip`."""

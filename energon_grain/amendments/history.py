@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,22 +23,27 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.amendments import mixture as mixtures
-from energon_grain.amendments.lane_rows import pack_lane_rows, unpack_lane_rows
+from energon_grain.amendments import anchors, mixture as mixtures
+from energon_grain.amendments.cuts import AnyHost, Cut, blend_of, cut_of, is_plain, order_of, require_cut
+from energon_grain.amendments.epochs import EpochSegments
+from energon_grain.amendments.lane_rows import pack_anchors, pack_lane_rows, unpack_anchors, unpack_lane_rows
 from energon_grain.amendments.mixture import Mixture
 from energon_grain.amendments.removed import RemovedLeaf
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.mixtures import AmendedAt
 from energon_grain.errors import AmendmentError, StateError
-from energon_grain.samplers.blend import Blend, StepBlend, lane_rounds
-from energon_grain.stream.cursor import Cursor, saved_manifest
+from energon_grain.samplers.blend import lane_rounds
+from energon_grain.samplers.routing import RouteTree
+from energon_grain.stream.cursor import Cursor, from_cursor, remember_plans, saved_manifest
 from energon_grain.stream.passes import Progress, Share
 from energon_grain.stream.spec import Resolved, StreamSpec
 from energon_grain.stream.state import Rounds, walk
 
 Int64Array = npt.NDArray[np.int64]
 _MAX_TEXT = 1 << 24
+KEPT = 32
+"""The last amendments, which are in every state. Earlier ones are in saved states."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +51,12 @@ class Amendment:
     """A change of a running mixture.
 
     Attributes:
-        step: From this step on it holds.
+        step: The step that was next when it was made.
         item: Its first item.
+        from_step: The first step that can have samples of the new mixture: `step`, unless samples are shuffled again,
+            planned or divided into epochs above. It counts batches of the present size, and no dropped samples. None:
+            it depends on data.
+        from_epoch: The first epoch of the new mixture, for a blend by repetitions; else None.
         note: The reason that the program gave.
         before: Share of each dataset in the mixture before the step, by the key of its (first) leaf.
         after: The same from the step on. Datasets that are paused or removed have a share of 0.
@@ -54,6 +64,8 @@ class Amendment:
 
     step: int
     item: int
+    from_step: int | None
+    from_epoch: int | None
     note: str
     before: Mapping[str, float]
     after: Mapping[str, float]
@@ -66,30 +78,67 @@ class Amendments:
     Attributes:
         mixture: The outermost blend over the whole run.
         steps: Step, first item and note of each.
+        cuts: Where each takes effect; None: at the present round of each lane.
         ahead: Samples that each lane of this host had taken beyond its items at each amendment, (lanes,) each.
         resolved: Leaves that the configuration does not have, opened, by key.
         spec: The compiled stream, once it is known.
+        before: Number of earlier amendments that are not known, and the digest of the last of them.
+        digests: Of each and all before it: 8 bytes of BLAKE2b, in hexadecimal, of the one before, the step, item and
+            note, and for each blend that changed its first leaf, "#" or "~", and its weights.
+        differs: Whether lanes had ever taken more than their items: hosts know this of their own lanes only.
     """
 
     mixture: Mixture
     steps: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
+    cuts: list[Cut | None] = field(default_factory=list["Cut | None"])
     ahead: list[Int64Array] = field(default_factory=list[Int64Array])
     resolved: dict[str, Resolved] = field(default_factory=dict[str, Resolved])
     spec: StreamSpec | None = None
+    before: tuple[int, str] = (0, "")
+    digests: list[str] = field(default_factory=list[str])
+    differs: bool = False
+    _texts: dict[bool, list[str]] = field(default_factory=dict[bool, list[str]], init=False)
 
     @property
     def log(self) -> list[Amendment]:
         """Each of them."""
         found: list[Amendment] = []
-        for number, (step, item, note) in enumerate(self.steps):
-            before, after = (mixtures.shares(self.mixture, each, item) for each in (number - 1, number))
-            found.append(Amendment(step=step, item=item, note=note, before=before, after=after))
+        for number, ((step, item, note), cut) in enumerate(zip(self.steps, self.cuts, strict=True)):
+            position = item if cut is None else cut.position
+            before, after = (mixtures.shares(self.mixture, each, position) for each in (number - 1, number))
+            found.append(
+                Amendment(
+                    step=step,
+                    item=item,
+                    from_step=step if cut is None else cut.step,
+                    from_epoch=None if cut is None else cut.epoch,
+                    note=note,
+                    before=before,
+                    after=after,
+                )
+            )
         return found
+
+    def digest(self) -> None:
+        """Append the digests that `digests` lacks."""
+        first = len(self.digests)
+        changes: list[list[tuple[str, str, list[Any]]]] = [[] for _ in self.steps[first:]]
+        for blend in anchors.blends(self.mixture):
+            for start, weights in reversed(blend.segments):
+                if isinstance(start, str) and int(start[1:]) < first:
+                    break
+                if isinstance(start, str):
+                    changes[int(start[1:]) - first].append((next(blend.names()), start[0], list(weights)))
+        for step, change in zip(self.steps[first:], changes, strict=True):
+            before = self.digests[-1] if self.digests else self.before[1]
+            said = json.dumps([before, *step, change], separators=(",", ":"))
+            self.digests.append(hashlib.blake2b(said.encode(), digest_size=8).hexdigest())
 
     def drawn(self, item: int) -> dict[str, float]:
         """About how many of the first items of the run are from each dataset, by the key of its (first) leaf."""
         found: dict[str, float] = {}
-        ends = [*(begin for _, begin, _ in self.steps), item]
+        made = zip(self.steps, self.cuts, strict=True)
+        ends = [*(begin if cut is None else cut.position for (_, begin, _), cut in made), item]
         for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
             for name, share in mixtures.shares(self.mixture, number - 1, begin).items():
                 found[name] = found.get(name, 0.0) + share * (min(end, item) - min(begin, item))
@@ -101,33 +150,122 @@ class Amendments:
 
     def begin(self, number: int, share: Share) -> Int64Array:
         """The round of each lane, (L,), at which one amendment begins."""
-        rounds = lane_rounds(self.steps[number][1], share.lanes)
+        cut = self.cuts[number]
+        rounds = lane_rounds(self.steps[number][1] if cut is None else cut.position, share.lanes)
         if share.whole_lanes:
             rounds[share.host :: share.hosts] += self.ahead[number]
         return rounds
 
-    def texts(self) -> list[str]:
-        """The field of a state: the log, which is the same on all hosts, and `ahead` of this host's lanes."""
-        said = json.dumps([mixtures.packed(self.mixture), self.steps], separators=(",", ":"), ensure_ascii=False)
-        return [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(self.ahead)]
+    def texts(self, share: Share, *, saved: bool) -> list[str]:
+        """The field of a state: the log, which is the same on all hosts, and `ahead` of this host's lanes.
+
+        After more than `KEPT` amendments these are the last ones, followed by the anchors of their mixture. A saved
+        state then has the texts of all amendments, too.
+        """
+        if saved not in self._texts:
+            last = self._last()
+            texts = self._own_texts(share) if last is None or saved else []
+            self._texts[saved] = texts if last is None else [*last._own_texts(share), *texts]
+        return self._texts[saved]
+
+    def _own_texts(self, share: Share) -> list[str]:
+        cuts = ([] if cut is None else [cut.position, cut.step, cut.epoch] for cut in self.cuts)
+        steps = [[*step, *cut] for step, cut in zip(self.steps, cuts, strict=True)]
+        log = [mixtures.packed(self.mixture), steps, *([list(self.before)] if self.before[0] else [])]
+        said = json.dumps(log, separators=(",", ":"), ensure_ascii=False)
+        texts = [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(self.ahead)]
+        if not self.before[0]:
+            return texts
+        rows = anchors.rows_of(self.mixture, share.lanes)
+        return [*texts, pack_anchors(rows[:, share.host :: share.hosts] if self.differs else rows)]
+
+    def _last(self) -> Amendments | None:
+        """The last of them alone; None: these are few, or the mixture has no anchors."""
+        count = len(self.steps) - KEPT
+        routes = None if self.spec is None or count <= 0 else routes_of(self.spec)
+        mixture = anchors.shortened(self.mixture, routes, count)
+        waiting = (cut is not None and cut.position > self.steps[count][1] for cut in self.cuts[: max(0, count)])
+        if mixture is None or any(waiting):
+            return None
+        return Amendments(
+            mixture=mixture,
+            steps=self.steps[count:],
+            cuts=self.cuts[count:],
+            ahead=self.ahead[count:],
+            before=(self.before[0] + count, self.digests[count - 1]),
+            digests=self.digests[count:],
+            differs=self.differs,
+        )
 
     @classmethod
     def of_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
         """Read the field of a state, for the lanes of a host. Raises StateError if it is damaged or of other lanes."""
         try:
-            unpacking = zlib.decompressobj()
-            said = unpacking.decompress(base64.b64decode(texts[0], validate=True), _MAX_TEXT)
-            if not unpacking.eof:
-                raise ValueError("it is cut short")
-            tree, rows = json.loads(said)
-            mixture = mixtures.unpacked(tree)
-            if not isinstance(mixture, Mixture):
-                raise ValueError("it has no blend")
-            steps = [(int(step), int(item), str(note)) for step, item, note in rows]
-            ahead = _ahead_of(texts[1], len(steps), share, saved_by)
+            if len(texts) <= 4:  # the fourth is the name of a file with the rest, see `log_file`
+                return cls._of_own_texts(texts, share, saved_by)
+            last, whole = (cls._of_own_texts(each, share, saved_by) for each in (texts[:3], texts[3:]))
+            anchors.resume(whole.mixture, last.mixture)
         except (ValueError, TypeError, LookupError, AttributeError, zlib.error, RecursionError) as error:
             raise StateError(f"the state's 'amendments' are damaged: {error}") from error
-        return cls(mixture=mixture, steps=steps, ahead=ahead)
+        return whole
+
+    @classmethod
+    def _of_own_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
+        unpacking = zlib.decompressobj()
+        said = unpacking.decompress(base64.b64decode(texts[0], validate=True), _MAX_TEXT)
+        if not unpacking.eof:
+            raise ValueError("it is cut short")
+        tree, rows, *before = json.loads(said)
+        mixture = mixtures.unpacked(tree)
+        if not isinstance(mixture, Mixture):
+            raise ValueError("it has no blend")
+        steps = [(int(step), int(item), str(note)) for step, item, note, *_ in rows]
+        cuts = [_cut_in(cut) for _, _, _, *cut in rows]
+        ahead = _ahead_of(texts[1], len(steps), share, saved_by)
+        found = cls(mixture=mixture, steps=steps, cuts=cuts, ahead=ahead, differs=bool(texts[1]))
+        if before:
+            found.before = int(before[0][0]), str(before[0][1])
+            own = unpack_anchors(texts[2])
+            found.differs |= own.shape[1] != share.lanes
+            anchors.take_rows(mixture, _lanes_of(own, share, saved_by, differs=found.differs))
+        found.digest()
+        return found
+
+
+def routes_of(spec: StreamSpec) -> RouteTree | None:
+    """The routers of a stream that has one order; None: it has several, or none."""
+    orders = [spec.index_map] if spec.program is None else [feed.order for feed in spec.program.feeds]
+    return None if len(orders) != 1 or orders[0] is None else orders[0].routes
+
+
+def _lanes_of(rows: Int64Array, share: Share, saved_by: tuple[int, int], *, differs: bool) -> Int64Array:
+    """Numbers of all lanes; those of other hosts are 0 if they differ, as for `Amendments.begin`."""
+    if rows.shape[1] == share.lanes and not differs:
+        return rows
+    own = slice(share.host, None, share.hosts)
+    if rows.shape[1] == share.lanes:
+        rows = rows[:, own]
+    elif saved_by != (share.host, share.hosts):
+        raise _own_lanes_only(saved_by)
+    found = np.zeros((len(rows), share.lanes), np.int64)
+    found[:, own] = rows
+    return found
+
+
+def _own_lanes_only(saved_by: tuple[int, int]) -> StateError:
+    return StateError(
+        f"the state of host {saved_by[0]} of {saved_by[1]} knows where amendments begin in its own lanes only; save "
+        f"with `save_state_global` or the checkpoint handler, which keep all hosts'"
+    )
+
+
+def _cut_in(row: list[Any]) -> Cut | None:
+    """Where an amendment takes effect, from the end of its row in a state."""
+    if not row:
+        return None
+    position, step, epoch = row
+    found = [None if each is None else int(each) for each in (step, epoch)]
+    return Cut(position=int(position), step=found[0], epoch=found[1], left=False)
 
 
 def _ahead_of(text: str, count: int, share: Share, saved_by: tuple[int, int]) -> list[Int64Array]:
@@ -141,10 +279,7 @@ def _ahead_of(text: str, count: int, share: Share, saved_by: tuple[int, int]) ->
     if (host, hosts) == (share.host, share.hosts):
         return list(found)
     if hosts != 1:
-        raise StateError(
-            f"the state of host {host} of {hosts} knows where amendments begin in its own lanes only; save with "
-            f"`save_state_global` or the checkpoint handler, which keep all hosts'"
-        )
+        raise _own_lanes_only(saved_by)
     share.require_whole_lanes("the mixture was amended, and samples were dropped or held then")
     return list(found[:, share.host :: share.hosts])
 
@@ -167,10 +302,10 @@ def by_state(
     plain: StreamSpec,
     cursor: Cursor,
     share: Share,
-    progress: Progress,
     *,
     same: bool,
     note: str = "",
+    any_host: AnyHost | None = None,
 ) -> Amended | None:
     """The stream of a state with amendments, or of a state that a changed mixture continues.
 
@@ -179,9 +314,9 @@ def by_state(
         plain: The configuration, compiled.
         cursor: A checked state.
         share: This host's part.
-        progress: The place of the state.
         same: Whether the configuration is the one that the state was saved with.
         note: The reason of the change, for the log.
+        any_host: See `WorkerConfig.any_host`.
 
     Returns:
         None if nothing differs, and nothing was amended before.
@@ -204,32 +339,71 @@ def by_state(
             "the state has no manifest, so the change cannot be known: states of save_state_rank, save_state_global "
             "and the checkpoint handlers have one"
         )
-    was = mixtures.described(saved["mixture"], iter(saved["leaves"]))
+    was = mixtures.described(saved["mixture"], saved["leaves"])
     if was is None:
-        raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend by weights")
+        raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend")
     amendments = before or Amendments(mixture=was)
     _check_rest(saved, json.loads(json.dumps(plain.manifest())), amendments.mixture)
     mixtures.note_removed(amendments.mixture, new, saved["leaves"])
-    changed = append(amendments, new, plain, share, progress, note)
+    mixtures.know(amendments.mixture, was, new)
+    known = Share(0, 1, share.lanes) if hosts == 1 else share
+    place = from_cursor(cursor, known, plain.program)
+    running = plain
+    if not is_plain(order_of(plain)):
+        running = compiled(dataset, plain, amendments, share)
+        if running.folds:
+            remember_plans(cursor, running)
+    cut = cut_of(running, known, place, hosts=share.hosts, any_host=any_host)
+    own = place if hosts in (1, share.hosts) and known == share else from_cursor(cursor, share, plain.program)
+    changed = append(amendments, new, plain, share, own, note, cut)
+    _check_removed(amendments, cut)
     if not changed and not amendments.steps:
         return None
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
 
 
 def append(
-    amendments: Amendments, new: Mixture, plain: StreamSpec, share: Share, progress: Progress, note: str
+    amendments: Amendments,
+    new: Mixture,
+    plain: StreamSpec,
+    share: Share,
+    progress: Progress,
+    note: str,
+    cut: Cut | None,
 ) -> bool:
     """Append an amendment at a place if a new mixture differs, and return whether it does. Raises AmendmentError."""
-    changed = mixtures.amend(amendments.mixture, new, f"#{len(amendments.steps)}", progress.item)
+    position = progress.item if cut is None else cut.position
+    changed = mixtures.amend(amendments.mixture, new, f"#{len(amendments.steps)}", position)
     if changed:
-        record(amendments, plain, share, progress, note)
+        record(amendments, plain, share, progress, note, cut)
     return changed
 
 
-def record(amendments: Amendments, plain: StreamSpec, share: Share, progress: Progress, note: str) -> None:
+def record(
+    amendments: Amendments, plain: StreamSpec, share: Share, progress: Progress, note: str, cut: Cut | None
+) -> None:
     """Record where an amendment takes effect that was made to the mixture."""
+    ahead = _lanes_ahead(plain, share, progress) if cut is None else np.zeros(share.local_lanes, np.int64)
     amendments.steps.append((progress.step, progress.item, note))
-    amendments.ahead.append(_lanes_ahead(plain, share, progress))
+    amendments.cuts.append(cut)
+    amendments.ahead.append(ahead)
+    amendments.differs |= bool(ahead.any())
+    amendments.digest()
+
+
+def _check_removed(amendments: Amendments, cut: Cut | None) -> None:
+    """Refuse a removed dataset of which samples are still to be delivered. Raises AmendmentError."""
+    if cut is None or not cut.left:
+        return
+    drawn = mixtures.shares(amendments.mixture, len(amendments.steps) - 2, cut.position)
+    for unit in mixtures.units(amendments.mixture):
+        if unit.removed and drawn.get(unit.leaves[0]):
+            until = "later" if cut.step is None else f"with step {cut.step}"
+            raise AmendmentError(
+                f"{unit.leaves[0]}: it was removed from the configuration, but its samples are in the order until the "
+                f"change takes effect, {until}. Keep it in the configuration until then, and remove it in the running "
+                f"loader: `loader.amend(remove=[…])`"
+            )
 
 
 def _lanes_ahead(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
@@ -246,23 +420,13 @@ def _lanes_ahead(spec: StreamSpec, share: Share, progress: Progress) -> Int64Arr
 def configured(dataset: SavableDataset, plain: StreamSpec) -> Mixture:
     """The mixture of a configuration, with its nodes.
 
-    Raises AmendmentError if items, or the samples that lanes take, are not positions of a blend by weights.
+    Raises AmendmentError if its outermost mixture is no blend, or one that cannot begin again.
     """
-    orders = [plain.order] if plain.program is None else [feed.order for feed in plain.program.feeds]
-    if len(orders) != 1:
-        raise AmendmentError(
-            "datasets below the blend filter, group or pack, and such a mixture cannot be amended yet; move these "
-            "steps above the blend"
-        )
-    order = orders[0]
-    router = None if order.routes is None else order.routes.router
-    found = mixtures.described(json.loads(json.dumps(plain.mixture)), ("/".join(leaf.key) for leaf in plain.leaves))
-    blended = order.planned is None and order.passes is None and isinstance(router, Blend | StepBlend)
-    if not blended or found is None:
-        raise AmendmentError(
-            "the stream is not that of an endless blend by weights (it has passes, or is planned, shuffled again, or "
-            "blended by cost): it cannot be amended yet"
-        )
+    require_cut(order_of(plain))
+    manifest = json.loads(json.dumps(plain.manifest()))
+    found = mixtures.described(manifest["mixture"], manifest["leaves"])
+    if found is None:
+        raise AmendmentError("the stream cannot be amended: its outermost dataset is not a blend")
     mixtures.attach(found, mixtures.outermost_blend(dataset))
     return found
 
@@ -285,8 +449,9 @@ def _check_rest(saved: Mapping[str, Any], now: Mapping[str, Any], mixture: Mixtu
     lines = [
         f"{name}: was {saved.get(name)!r}, is {now.get(name)!r}"
         for name in dict.fromkeys((*saved, *now))
-        if name not in ("mixture", "leaves") and saved.get(name) != now.get(name)
+        if name not in ("mixture", "leaves") and _rest_of(saved, name) != _rest_of(now, name)
     ]
+    lines += _column_changes(saved, now)
     above, above_now = _above_blend(saved["mixture"]), _above_blend(now["mixture"])
     if above != above_now:
         lines.append(f"mixture: was {above}, is {above_now}")
@@ -315,10 +480,48 @@ def _leaf_changes(name: str, row: Mapping[str, Any], other: Mapping[str, Any]) -
 
 def _above_blend(mixture: Any) -> Any:
     """The nodes above the outermost blend, as a manifest describes them."""
-    if not isinstance(mixture, Mapping) or "blend" in mixture:
+    if not isinstance(mixture, Mapping) or mixtures.is_blend(cast("Any", mixture)):
         return "blend"
     node = cast("Mapping[str, Any]", mixture)
-    return {name: _above_blend(value) if name in ("of", "generate") else value for name, value in node.items()}
+    return {
+        name: _above_blend(value) if name in ("of", "generate") else value
+        for name, value in node.items()
+        if name != "columns"  # of each leaf, see `_columns_of`
+    }
+
+
+def _rest_of(manifest: Mapping[str, Any], name: str) -> Any:
+    """A setting without what it says of each leaf."""
+    value = manifest.get(name)
+    if not isinstance(value, Mapping):
+        return value
+    settings = cast("Mapping[str, Any]", value)
+    return {field: each for field, each in settings.items() if field != "columns"}
+
+
+def _columns_of(manifest: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The identifiers of the columns of each leaf that plans, costs and balance depend on, by the leaf's key."""
+    names = list(manifest["leaves"])
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for name, ids in manifest.get("balance", {}).get("columns", {}).items():
+        found[name].append(ids)
+    node = manifest["mixture"]
+    while isinstance(node, Mapping):
+        above = cast("Mapping[str, Any]", node)
+        for number, ids in enumerate(above.get("columns", ())):
+            found[names[number % len(names)]].append(ids)
+        node = None if mixtures.is_blend(above) else above.get("of", above.get("generate"))
+    return found
+
+
+def _column_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Lines for the leaves whose columns have other values."""
+    before, after = _columns_of(saved), _columns_of(now)
+    return [
+        f"{name}: columns were {ids}, are {after[name]}"
+        for name, ids in before.items()
+        if name in after and after[name] != ids
+    ]
 
 
 def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments, share: Share) -> StreamSpec:
@@ -340,6 +543,8 @@ def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments,
         resolved=resolved,
         begins=amendments.begins(share),
     )
+    if isinstance(router := blend_of(order_of(spec)), EpochSegments):
+        amendments.mixture.lengths = [*router.samples]
     for unit in mixtures.units(amendments.mixture):  # so that a later change of them is found
         if unit.rows is None and not set(unit.leaves).issubset({"/".join(leaf.key) for leaf in plain.leaves}):
             rows = spec.manifest()["leaves"]
@@ -351,5 +556,6 @@ def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments,
 def _leaves(mixture: Mixture) -> Iterator[tuple[str, Any]]:
     """Each leaf's key and node."""
     for unit in mixtures.units(mixture):
-        nodes = [RemovedLeaf.of(name, {}) for name in unit.leaves]
+        rows = unit.rows or [{} for _ in unit.leaves]
+        nodes = [RemovedLeaf.of(name, row) for name, row in zip(unit.leaves, rows, strict=True)]
         yield from zip(unit.leaves, nodes if unit.node is None else mixtures.leaf_nodes(unit.node), strict=True)

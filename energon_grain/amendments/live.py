@@ -9,13 +9,14 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from energon_grain.amendments import mixture as mixtures
+from energon_grain.amendments.cuts import AnyHost, Cut, cut_of
 from energon_grain.amendments.history import Amended, Amendments, append, compiled, configured, record
 from energon_grain.amendments.mixture import Mixture, Unit
 from energon_grain.amendments.reweight import path_to, quantised, with_segment
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import AmendmentError
-from energon_grain.samplers.weights import Weight, exact, integer_weights
+from energon_grain.samplers.weights import Weight, exact
 from energon_grain.stream.passes import Progress, Share
 from energon_grain.stream.spec import StreamSpec
 
@@ -32,6 +33,8 @@ def amended_now(
     remove: Sequence[str] = (),
     note: str = "",
     smooth: bool = False,
+    running: StreamSpec,
+    any_host: AnyHost | None = None,
 ) -> Amended:
     """The stream of a running one whose mixture changes at its present place.
 
@@ -41,20 +44,24 @@ def amended_now(
         before: The amendments until now; None: there are none.
         share: This host's part.
         progress: Where the stream is.
-        weights: Of all datasets of one blend, by name; 0 pauses one. Default: as they are.
+        weights: Of all datasets of one blend, by name (repetitions, of a blend by repetitions); 0 pauses one. Default:
+            as they are.
         add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, or a
             dataset; each has a weight in `weights`.
         remove: Names of datasets that get the weight 0.
         note: The reason, for the log.
         smooth: Whether only weights change, which are quantised, and no error adds up over many such changes. Weights
             that are equal to the present ones are no amendment.
+        running: The stream until now.
+        any_host: See `WorkerConfig.any_host`.
 
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
     """
     amendments = _copy_of(before) or Amendments(mixture=configured(dataset, plain))
+    cut = cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
     if not add and not remove:
-        changed = _reweighted(amendments, plain, share, progress, dict(weights or {}), note, smooth=smooth)
+        changed = _reweighted(amendments, plain, share, progress, dict(weights or {}), note, cut, smooth=smooth)
         if changed or smooth:
             done = amendments if changed else before
             spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
@@ -64,7 +71,7 @@ def amended_now(
     for each in _blends(new):  # plans of blends that do not change stay
         each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
     _change(new, dict(weights or {}), dict(add or {}), list(remove))
-    if not append(amendments, new, plain, share, progress, note):
+    if not append(amendments, new, plain, share, progress, note, cut):
         raise AmendmentError(_NOTHING)
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
 
@@ -78,7 +85,9 @@ def _copy_of(before: Amendments | None) -> Amendments | None:
     if before is None:
         return None
     mixture, steps, ahead = _copied(before.mixture), [*before.steps], [*before.ahead]
-    return dataclasses.replace(before, mixture=mixture, steps=steps, ahead=ahead)
+    return dataclasses.replace(
+        before, mixture=mixture, steps=steps, cuts=[*before.cuts], ahead=ahead, digests=[*before.digests]
+    )
 
 
 def _reweighted(
@@ -88,6 +97,7 @@ def _reweighted(
     progress: Progress,
     weights: dict[str, Weight],
     note: str,
+    cut: Cut | None,
     *,
     smooth: bool,
 ) -> bool:
@@ -95,19 +105,24 @@ def _reweighted(
     if not weights:
         return False
     numbers, blend = _children(amendments.mixture, [*weights])
+    if smooth and blend.kind == mixtures.REPETITIONS:
+        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
     row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
     if not any(map(exact, row)):
         raise AmendmentError(_NO_WEIGHT)
-    now = Mixture(segments=[(0, list(integer_weights(row)))], children=blend.children)
+    now = Mixture(segments=[(0, blend.row(row))], children=blend.children)
     places = {number: number for number in range(len(row))}
     start = f"{'~' if smooth else '#'}{len(amendments.steps)}"
-    if not mixtures.take_over(blend, now, places, start, progress.item):
+    if not mixtures.take_over(blend, now, places, start, progress.item if cut is None else cut.position):
         return False
-    record(amendments, plain, share, progress, note)
+    record(amendments, plain, share, progress, note, cut)
+    if cut is not None:
+        amendments.spec = None
+        return True
     path, rounds = path_to(amendments.mixture, blend), amendments.begin(len(amendments.steps) - 1, share)
     assert path is not None
     old = amendments.spec or dataclasses.replace(plain, described_by=plain.manifest())
-    amendments.spec = with_segment(old, path, rounds, blend.weights, smooth=smooth)
+    amendments.spec = with_segment(old, path, rounds, list(map(int, blend.weights)), smooth=smooth)
     return True
 
 
@@ -115,7 +130,9 @@ def _copied(tree: Any) -> Any:
     """A copy of a mixture with the same nodes."""
     if isinstance(tree, Unit):
         return dataclasses.replace(tree)
-    return dataclasses.replace(tree, segments=[*tree.segments], children=list(map(_copied, tree.children)))
+    return dataclasses.replace(
+        tree, segments=[*tree.segments], children=list(map(_copied, tree.children)), lengths=[*tree.lengths]
+    )
 
 
 def _blends(mixture: Mixture) -> Iterator[Mixture]:
@@ -136,7 +153,7 @@ def _change(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], r
         row[numbers[name]] = 0
     if not any(map(exact, row)):
         raise AmendmentError(_NO_WEIGHT)
-    blend.segments = [(0, list(integer_weights(row)))]
+    blend.segments = [(0, blend.row(row))]
 
 
 def _children(mixture: Mixture, names: list[str]) -> tuple[dict[str, int], Mixture]:
@@ -154,7 +171,7 @@ def _weighted(blend: Mixture, numbers: Mapping[str, int], weights: Mapping[str, 
     row: list[Weight] = [*blend.weights]
     if not weights:
         return row
-    missing = [number for number, weight in enumerate(row) if weight and number not in numbers.values()]
+    missing = [number for number, weight in enumerate(row) if exact(weight) and number not in numbers.values()]
     if missing:
         names = ", ".join(_name(blend.children[number]) for number in missing)
         raise AmendmentError(
@@ -169,7 +186,7 @@ def _place_of(mixture: Mixture, blend: Mixture, added: Unit) -> int:
     """The place of a dataset that is added: its own, if it was removed before; else at the end."""
     for place, child in enumerate(blend.children):
         if isinstance(child, Unit) and child.leaves == added.leaves:
-            if child.node is None or not blend.weights[place]:
+            if child.node is None or not exact(blend.weights[place]):
                 child.node, child.removed = added.node, False
                 return place
             raise AmendmentError(f"amend: {added.leaves[0]} is in the mixture already: give its weight in `weights`")

@@ -11,18 +11,26 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, cast
 
+import numpy as np
+
+from energon_grain.amendments.epochs import amended_epochs
 from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.lowering import nodes_below
-from energon_grain.datasets.mixtures import BlendDataset, amended_blend
+from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, amended_blend
 from energon_grain.errors import AmendmentError
-from energon_grain.mixture_shares import leaf_count
-from energon_grain.samplers.weights import integer_weights
+from energon_grain.mixture_shares import leaf_count, pass_length
+from energon_grain.samplers.weights import Anchor, exact, integer_weights
 
 Start = int | str
 """Where a segment begins: at a position of the blend; "#n", at amendment n; or "~n", the same without new phases."""
+Row = list[int | str]
+"""A weight for each child, as an integer; or its repetitions, as a fraction in text."""
+WEIGHTS, REPETITIONS = "weights", "repetitions"
+AnyBlend = BlendDataset | BlendEpochizedDataset
 
 
 @dataclass(slots=True)
@@ -35,12 +43,14 @@ class Unit:
             removed or added during the run; else None.
         removed: Whether the configuration no longer has it.
         node: Its description, if there is one.
+        form: How a manifest describes it, if it is known.
     """
 
     leaves: tuple[str, ...]
     rows: list[dict[str, Any]] | None = None
     removed: bool = False
     node: SavableDataset | None = None
+    form: Any = None
 
     def names(self) -> Iterator[str]:
         """Keys of its leaves."""
@@ -49,19 +59,27 @@ class Unit:
 
 @dataclass(slots=True)
 class Mixture:
-    """A blend by weights.
+    """A blend.
 
     Attributes:
-        segments: The start of each segment, and an integer weight for each child that existed by then.
+        segments: The start of each segment, and a weight for each child that existed by then.
         children: In the order in which they were added.
         per_step: Consecutive items that share a choice; 0: each has its own.
+        kind: `WEIGHTS`, `REPETITIONS`, or the unit of weights that are shares of costs.
+        lengths: Of a blend by repetitions: samples of each child.
         node: Its description.
+        anchor: If earlier segments are unknown: where the first of these begins.
+        resumed: Where a later segment begins, to make those before it only when they are needed.
     """
 
-    segments: list[tuple[Start, list[int]]]
+    segments: list[tuple[Start, Row]]
     children: list[Unit | Mixture] = field(default_factory=list["Unit | Mixture"])
     per_step: int = 0
+    kind: str = WEIGHTS
+    lengths: list[int] = field(default_factory=list[int])
     node: SavableDataset | None = None
+    anchor: Anchor | None = None
+    resumed: Anchor | None = None
 
     def names(self) -> Iterator[str]:
         """Keys of all leaves below, removed ones too, in document order."""
@@ -69,21 +87,52 @@ class Mixture:
             yield from child.names()
 
     @property
-    def weights(self) -> list[int]:
+    def weights(self) -> Row:
         """Of the last segment, one for each child."""
         last = self.segments[-1][1]
         return [*last, *(0 for _ in self.children[len(last) :])]
 
+    def row(self, weights: Sequence[Any]) -> Row:
+        """Weights in the form of a segment."""
+        return [str(exact(each)) for each in weights] if self.kind == REPETITIONS else [*integer_weights(weights)]
 
-def described(manifest_mixture: Any, names: Iterator[str]) -> Mixture | None:
+    def shares(self, row: Row) -> list[float]:
+        """Share of each child in the items (or the cost) of a segment."""
+        sizes = [float(exact(weight)) for weight in row]
+        if self.kind == REPETITIONS:
+            sizes = [often * n for often, n in zip(sizes, self.lengths, strict=False)]
+        total = sum(sizes) or 1.0
+        return [size / total for size in sizes]
+
+
+def is_blend(node: Any) -> bool:
+    """Whether a node of a manifest is a blend."""
+    return isinstance(node, Mapping) and ("blend" in node or "blend_epochized" in node)
+
+
+def described(manifest_mixture: Any, leaves: Mapping[str, Mapping[str, Any]]) -> Mixture | None:
     """The outermost blend as a manifest has it; None: there is none that can be amended."""
     node = manifest_mixture
-    while isinstance(node, Mapping) and "blend" not in node:
+    while isinstance(node, Mapping) and not is_blend(node):
         node = cast("Mapping[str, Any]", node).get("of", cast("Mapping[str, Any]", node).get("generate"))
-    if not isinstance(node, Mapping) or "means" in node:
+    if not isinstance(node, Mapping):
         return None
-    found = _described(cast("Mapping[str, Any]", node), names)
-    return found if isinstance(found, Mixture) else None
+    blend, names = cast("Mapping[str, Any]", node), iter(leaves)
+    if "blend" in blend and "means" not in blend:
+        found = _described(blend, names)
+        return found if isinstance(found, Mixture) else None
+    units = [_unit(child, names) for child in blend["of"]]
+    if "blend" in blend:
+        weights, starts = blend["blend"]
+        segments: list[tuple[Start, Row]] = [(start, list(row)) for start, row in zip(starts, weights, strict=True)]
+        return Mixture(segments=segments, children=[*units], kind=blend["unit"])
+    lengths = [round(pass_length(unit.form, [leaves[name]["samples"] for name in unit.leaves])) for unit in units]
+    repetitions: Row = [*blend["blend_epochized"]]
+    return Mixture(segments=[(0, repetitions)], children=[*units], kind=REPETITIONS, lengths=lengths)
+
+
+def _unit(node: Any, names: Iterator[str]) -> Unit:
+    return Unit(tuple(next(names) for _ in range(leaf_count(node))), form=node)
 
 
 def _described(node: Any, names: Iterator[str]) -> Unit | Mixture:
@@ -95,21 +144,21 @@ def _described(node: Any, names: Iterator[str]) -> Unit | Mixture:
             children=[_described(child, names) for child in blend["of"]],
             per_step=blend.get("per_step", 0),
         )
-    return Unit(tuple(next(names) for _ in range(leaf_count(node))))
+    return _unit(node, names)
 
 
-def outermost_blend(dataset: SavableDataset) -> BlendDataset:
+def outermost_blend(dataset: SavableDataset) -> AnyBlend:
     """The blend right below what works on the whole stream. Raises AmendmentError if there is none."""
     node: Any = dataset
-    while not isinstance(node, BlendDataset):
+    while not isinstance(node, AnyBlend):
         below = list(nodes_below(node))
         if len(below) != 1:
-            raise AmendmentError(f"{dataset!r} has no blend by weights at its top: only such a mixture can be amended")
+            raise AmendmentError(f"{dataset!r} has no blend at its top: only such a mixture can be amended")
         node = below[0]
     return node
 
 
-def attach(mixture: Mixture, node: BlendDataset) -> None:
+def attach(mixture: Mixture, node: AnyBlend) -> None:
     """Give a mixture that a manifest describes, and all below it, the nodes of a description."""
     mixture.node = node
     for child, below in zip(mixture.children, node.datasets, strict=True):
@@ -140,6 +189,8 @@ def amend(old: Mixture, new: Mixture, start: str, position: int) -> bool:
 def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Mapping[str, int], *, last: bool) -> bool:
     if old.per_step != new.per_step:
         raise AmendmentError(f"per_step was {old.per_step} and is now {new.per_step}: that cannot be amended")
+    if old.kind != new.kind:
+        raise AmendmentError(f"the blend was by {old.kind} and is now by {new.kind}: that cannot be amended")
     changed = False
     places: dict[int, int] = {}  # of children of `new` among those of `old`
     for number, child in enumerate(new.children):
@@ -148,6 +199,7 @@ def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Map
             _check_addition(old, child, elsewhere, last=last)
             place = len(old.children)
             old.children.append(child)
+            old.lengths += new.lengths[number : number + 1]
         places[number] = place
     added = {id(child) for child in new.children}
     _check_same_data(old, places, added)
@@ -161,10 +213,20 @@ def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Map
             changed |= _amend(one, other, start, position, elsewhere, last=at_end)
         else:
             assert isinstance(other, Unit)
+            _check_form(one, other)
             one.node, one.removed = other.node, other.removed
-    if isinstance(new.node, BlendDataset):
+    if isinstance(new.node, AnyBlend):
         old.node = new.node
     return take_over(old, new, places, start, position) or changed
+
+
+def _check_form(one: Unit, other: Unit) -> None:
+    """Refuse a combination of datasets that changed below the blend."""
+    if one.form is not None and other.form is not None and one.form != other.form:
+        raise AmendmentError(
+            f"{one.leaves[0]}: it is in a combination of datasets that changed from {one.form} to {other.form}, which "
+            f"would change their order. Leave it as it was; only the blend above it can be amended"
+        )
 
 
 def _check_same_data(old: Mixture, places: Mapping[int, int], added: set[int]) -> None:
@@ -196,18 +258,18 @@ def take_over(old: Mixture, new: Mixture, places: Mapping[int, int], start: str,
     Raises AmendmentError if all weights are 0.
     """
 
-    def placed(weights: Sequence[int]) -> list[int]:
-        row = [0] * len(old.children)
+    def placed(weights: Row) -> Row:
+        row: Row = [0] * len(old.children)
         for number, place in places.items():
             row[place] = weights[number]
         return row
 
     (_, now), *planned = [(begin, placed(row)) for begin, row in new.segments[_in_force(new, position) :]]
     (_, was), *was_planned = old.segments[_in_force(old, position) :]
-    padded = [*was, *[0] * (len(now) - len(was))]
-    if integer_weights(padded) == integer_weights(now) and was_planned == planned:
+    padded: Row = [*was, *[0] * (len(now) - len(was))]
+    if old.row(padded) == old.row(now) and was_planned == planned:
         return False
-    if not any(now):
+    if not any(map(exact, now)):
         raise AmendmentError("all weights are 0 from this step on; give one dataset a weight above 0")
     old.segments += [(start, now), *planned]
     return True
@@ -268,11 +330,10 @@ def shares(mixture: Mixture, amendment: int, position: int, of: float = 1.0) -> 
     for place, (start, _) in enumerate(mixture.segments):
         if int(start[1:]) <= amendment if isinstance(start, str) else start <= position:
             number = place
-    weights = mixture.segments[number][1]
-    total = sum(weights) or 1
     found: dict[str, float] = {}
-    for child, weight in zip(mixture.children, weights, strict=False):  # others were added later
-        share = of * weight / total
+    parts = mixture.shares(mixture.segments[number][1])
+    for child, part in zip(mixture.children, parts, strict=False):  # others were added later
+        share = of * part
         if isinstance(child, Mixture):
             found |= shares(child, amendment, position, share)
         else:
@@ -290,6 +351,16 @@ def note_removed(mixture: Mixture, new: Mixture, rows: Mapping[str, dict[str, An
                 unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
 
 
+def know(mixture: Mixture, was: Mixture, new: Mixture) -> None:
+    """Give a run's mixture what a saved manifest and a configuration know of its datasets: form, node, blends."""
+    forms = {unit.leaves: unit.form for unit in units(was)}
+    nodes = {unit.leaves: unit.node for unit in units(new)}
+    for unit in units(mixture):
+        unit.form = forms.get(unit.leaves)
+        unit.node = nodes.get(unit.leaves, unit.node)
+    join_blends(mixture, new)
+
+
 def leaf_nodes(node: Any) -> Iterator[Any]:
     """The leaves below a node, in document order."""
     if hasattr(node, "identity"):
@@ -303,7 +374,11 @@ def packed(tree: Unit | Mixture) -> list[Any]:
     """A mixture as JSON."""
     if isinstance(tree, Unit):
         return [list(tree.leaves), *([] if tree.rows is None else [tree.rows, int(tree.removed)])]
-    return [tree.per_step, list(map(list, tree.segments)), list(map(packed, tree.children))]
+    more = [tree.lengths] if tree.lengths else []
+    if tree.anchor is not None:
+        more = [[tree.anchor.number, int(tree.anchor.phases is not None)]]
+    kind = tree.per_step if tree.kind == WEIGHTS else tree.kind
+    return [kind, list(map(list, tree.segments)), list(map(packed, tree.children)), *more]
 
 
 def unpacked(value: Any) -> Unit | Mixture:
@@ -312,17 +387,29 @@ def unpacked(value: Any) -> Unit | Mixture:
         names, *rest = value
         rows, removed = rest or (None, False)
         return Unit(tuple(map(str, names)), rows=None if rows is None else list(map(dict, rows)), removed=bool(removed))
-    per_step, segments, children = value
-    return Mixture(
-        segments=[(start, [int(weight) for weight in weights]) for start, weights in segments],
-        children=list(map(unpacked, children)),
-        per_step=int(per_step),
-    )
+    kind, segments, children, *more = value
+    mixture = Mixture(segments=[], children=list(map(unpacked, children)))
+    if isinstance(kind, str):
+        mixture.kind = kind
+        mixture.lengths = [int(each) for each in (more[0] if more else ())]
+    else:
+        mixture.per_step = int(kind)
+        mixture.anchor = _empty_anchor(*more[0]) if more else None
+    number = str if mixture.kind == REPETITIONS else int
+    mixture.segments = [(start, [number(weight) for weight in weights]) for start, weights in segments]
+    return mixture
+
+
+def _empty_anchor(number: int, smooth: int) -> Anchor:
+    """An anchor that `anchors.take_rows` completes."""
+    nothing = np.zeros((0, 0), np.int64)
+    phases = nothing.view(np.uint64) if smooth else None
+    return Anchor(number=int(number), rounds=nothing, counts=nothing, tail=nothing, phases=phases)
 
 
 def rebuilt(
     mixture: Mixture, amendment: Callable[[int, bool], Any], removed: Callable[[str, Mapping[str, Any]], SavableDataset]
-) -> BlendDataset:
+) -> SavableDataset:
     """The description of a mixture over the whole run.
 
     Args:
@@ -342,17 +429,39 @@ def rebuilt(
             raise AmendmentError(
                 f"{child.leaves[0]}: a combination of datasets cannot be removed; give it the weight 0"
             )
-    assert isinstance(mixture.node, BlendDataset)
-    schedule = tuple(
-        (amendment(int(start[1:]), start[0] == "~") if isinstance(start, str) else start, tuple(weights))
+    schedule: list[tuple[Any, tuple[int | Fraction, ...]]] = [
+        (
+            amendment(int(start[1:]), start[0] == "~") if isinstance(start, str) else start,
+            tuple(map(_number, weights)),
+        )
         for start, weights in mixture.segments
-    )
-    return amended_blend(mixture.node, tuple(children), schedule)
+    ]
+    if isinstance(mixture.node, BlendEpochizedDataset):
+        return amended_epochs(mixture.node, tuple(children), tuple(schedule))
+    assert isinstance(mixture.node, BlendDataset)
+    return amended_blend(mixture.node, tuple(children), _resumed(mixture, schedule))
 
 
-def replaced(dataset: SavableDataset, blend: BlendDataset) -> SavableDataset:
+def _resumed(
+    mixture: Mixture, schedule: list[tuple[Any, tuple[int | Fraction, ...]]]
+) -> tuple[tuple[Any, tuple[int | Fraction, ...]], ...]:
+    """The segments of a mixture with its anchors."""
+    if mixture.anchor is not None:
+        schedule[0] = mixture.anchor, schedule[0][1]
+    if mixture.resumed is not None:
+        known = mixture.resumed.number - (0 if mixture.anchor is None else mixture.anchor.number)
+        earlier, schedule = schedule[:known], schedule[known:]
+        schedule[0] = dataclasses.replace(mixture.resumed, earlier=earlier), schedule[0][1]
+    return tuple(schedule)
+
+
+def _number(weight: int | str) -> int | Fraction:
+    return exact(weight) if isinstance(weight, str) else weight
+
+
+def replaced(dataset: SavableDataset, blend: SavableDataset) -> SavableDataset:
     """A description with another outermost blend."""
-    if isinstance(dataset, BlendDataset):
+    if isinstance(dataset, AnyBlend):
         return blend
     (name,) = (
         each.name for each in dataclasses.fields(dataset) if isinstance(getattr(dataset, each.name), SavableDataset)

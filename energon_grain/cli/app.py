@@ -82,6 +82,11 @@ COMMANDS = {
             "Rank samples, shards and datasets by how much of the unusual losses of a run they explain.",
             _LOOK,
         ),
+        "rewind": Listed(
+            "rewind.rewind",
+            "Write the state that a run had at an earlier step.",
+            _LOOK,
+        ),
         "bench": Listed(
             "bench.bench",
             "Measure loading on your own data: storage, the work per sample, and the pipeline with workers.",

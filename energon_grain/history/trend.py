@@ -12,12 +12,13 @@ cut off; it is used only if it differs from 0 by more than chance explains. The 
 autoregression of order 1: if a spike fades over several steps, the first of them keeps its size, and the innocent
 steps behind it lose theirs.
 
-Edges are continued by point reflection, which keeps a linear trend. A loss that is NaN or infinite is as unusual as
-`CAP`; of several in a row only the first one is, because the later ones follow from it.
+Both ends are continued by reflection at a point, which keeps a linear trend. A loss that is NaN or infinite is as
+unusual as `CAP`; of several in a row only the first one is, because the later ones follow from it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -35,6 +36,7 @@ _AT_ONCE = 1 << 21
 _MOST_EXACT = 1 << 24
 """Steps times window from which on medians are taken at some steps only, and interpolated."""
 _TO_NORMAL = 1.4826
+_ENOUGH, _LINEAR = 8, 10.0
 
 
 def residuals(values: FloatArray, steps: npt.NDArray[np.int64], window: int | None = None) -> FloatArray:
@@ -60,27 +62,55 @@ def residuals(values: FloatArray, steps: npt.NDArray[np.int64], window: int | No
     return found
 
 
-def standardised_together(
-    samples: npt.NDArray[np.float64], owner: npt.NDArray[np.int64], mean: FloatArray
-) -> FloatArray:
-    """(n,) residuals of the losses of single samples.
+def residuals_of_items(items: Sequence[FloatArray], mean: FloatArray) -> list[FloatArray]:
+    """The residuals of the losses of single items, for each step, (items,) each; infinite where one is not finite.
+
+    In a step with at least 8 items they are compared with the median of the step, so that items of a step after which
+    all losses are high are no more unusual than before. The scale is that of all items or of the step, whichever is
+    larger.
 
     Args:
-        samples: (n,) losses of samples.
-        owner: (n,) number of the step of each.
-        mean: (steps,) losses of the steps, whose trend is that of the samples.
+        items: For each step, the losses of its items.
+        mean: (steps,) losses of the steps.
+
+    Raises:
+        ConfigError: More than half of the losses are equal.
     """
     finite = np.isfinite(mean)
-    trend = np.interp(
-        np.arange(len(mean)), np.flatnonzero(finite), _rolling_median(mean[finite], _window_of(int(finite.sum()), None))
-    )
-    found = samples - trend[owner]
-    scale = _TO_NORMAL * float(np.median(np.abs(found[np.isfinite(found)] - np.median(found[np.isfinite(found)]))))
-    if not scale:
-        raise ConfigError("more than half of the losses of samples are equal: nothing stands out from them")
-    found = (found - np.median(found[np.isfinite(found)])) / scale
-    found[~np.isfinite(samples)] = np.inf
+    trend = np.zeros(len(mean))
+    if finite.any():
+        known = _rolling_median(mean[finite], _window_of(int(finite.sum()), None))
+        trend = np.interp(np.arange(len(mean)), np.flatnonzero(finite), known)
+    centred = [_centred(own, float(at)) for own, at in zip(items, trend, strict=True)]
+    together = np.concatenate(centred)
+    overall = _TO_NORMAL * float(np.median(np.abs(together[np.isfinite(together)])))
+    if not overall:
+        raise ConfigError("more than half of the losses of samples are equal: nothing differs from them")
+    return [own / max(overall, _scale_of(own)) for own in centred]
+
+
+def compressed(values: FloatArray) -> FloatArray:
+    """Residuals of items, of which large ones grow with their logarithm: they hide no others, and stay in order."""
+    large = np.clip(values, _LINEAR, 1e9)
+    return np.where(values > _LINEAR, _LINEAR * (1 + np.log(large / _LINEAR)), values)
+
+
+def expanded(value: float) -> float:
+    """The inverse of `compressed`."""
+    return value if value <= _LINEAR else _LINEAR * float(np.exp(value / _LINEAR - 1))
+
+
+def _centred(losses: FloatArray, trend: float) -> FloatArray:
+    """The losses of a step's items, less their median, or less the trend if they are few."""
+    own = losses[np.isfinite(losses)]
+    found = losses - (float(np.median(own)) if len(own) >= _ENOUGH else trend)
+    found[~np.isfinite(losses)] = np.inf
     return found
+
+
+def _scale_of(centred: FloatArray) -> float:
+    own = centred[np.isfinite(centred)]
+    return _TO_NORMAL * float(np.median(np.abs(own))) if len(own) >= _ENOUGH else 0.0
 
 
 def _window_of(count: int, window: int | None) -> int:
@@ -96,16 +126,15 @@ def _standardised(values: FloatArray, window: int | None) -> FloatArray:
     overall = _TO_NORMAL * float(np.median(size)) or float(np.mean(size))
     if not overall:
         raise ConfigError("the losses do not differ from their trend at any step: nothing is to be explained")
-    scale = _TO_NORMAL * _rolling_median(size, min(_WIDER * width, len(values) - 1 | 1))
+    scale = _TO_NORMAL * _rolling_median(size, min(_WIDER * width, len(values) - 1 | 1), of_scale=True)
     return residual / np.maximum(scale, overall / 10)
 
 
-def _rolling_median(values: FloatArray, width: int) -> FloatArray:
-    """(n,) medians of `width` values around each; for long series of every k-th window, interpolated."""
+def _rolling_median(values: FloatArray, width: int, *, of_scale: bool = False) -> FloatArray:
+    """(n,) medians of `width` values around each; of long series and of scales at every k-th, interpolated."""
     half = min(width // 2, len(values) - 1)
-    extended = _reflected(values, half)
-    windows = np.lib.stride_tricks.sliding_window_view(extended, 2 * half + 1)
-    stride = max(1, len(values) * (2 * half + 1) // _MOST_EXACT)
+    windows = np.lib.stride_tricks.sliding_window_view(_continued(values, half, odd=not of_scale), 2 * half + 1)
+    stride = max(width // 32 if of_scale else 1, len(values) * (2 * half + 1) // _MOST_EXACT)
     stride = min(stride, max(1, half // 4))
     at = np.unique(np.append(np.arange(0, len(values), stride), len(values) - 1))
     rows = max(1, _AT_ONCE // (2 * half + 1))
@@ -113,12 +142,13 @@ def _rolling_median(values: FloatArray, width: int) -> FloatArray:
     return np.interp(np.arange(len(values)), at, np.concatenate(medians))
 
 
-def _reflected(values: FloatArray, half: int) -> FloatArray:
-    """The series, continued by point reflection about the median of its first and last few values."""
-    few = min(5, len(values))
-    begin, end = float(np.median(values[:few])), float(np.median(values[-few:]))
-    before = 2 * begin - values[1 : half + 1][::-1]
-    behind = 2 * end - values[len(values) - 1 - half : len(values) - 1][::-1]
+def _continued(values: FloatArray, half: int, *, odd: bool) -> FloatArray:
+    """A series, reflected at both ends; `odd`: at a point, the median of its first and last few values."""
+    before, behind = values[1 : half + 1][::-1], values[len(values) - 1 - half : len(values) - 1][::-1]
+    if odd:
+        few = min(max(5, half // 5), len(values))
+        before = 2 * float(np.median(values[:few])) - before
+        behind = 2 * float(np.median(values[-few:])) - behind
     return np.concatenate([before, values, behind])
 
 

@@ -101,6 +101,10 @@ class EpochizedBlend:
             low, high = (middle, high) if self.start(middle) <= position else (low, middle)
         return low
 
+    def next_cut(self, position: int) -> int:
+        """The start of the next epoch, or of this one at its start; see `CutRouter`."""
+        return self.start(self.epoch_at(position - 1) + 1) if position else 0
+
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return the child and the child position at each position (at least 0, any order)."""
         if not position.size:

@@ -57,6 +57,19 @@ class FoldingRouter(Router, Protocol):
         ...
 
 
+@runtime_checkable
+class CutRouter(Router, Protocol):
+    """A router that can begin again with other weights or more children, or above one that does.
+
+    Whatever begins there, the targets of all earlier positions stay what they are. `Blend` can even begin at another
+    round of each lane (`Blend.counts_at`); a router that mixes lanes needs one position for all.
+    """
+
+    def next_cut(self, position: int) -> int:
+        """The first position, at or after this one, at which it can begin again. Child 0's for a shuffle."""
+        ...
+
+
 _SOON = 4096
 """Number of positions that are inspected to locate the children."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational, Real
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,7 @@ class Anchor:
         number: number of segments before it.
         rounds: int64 (L,), the first round of each lane.
         counts: int64 (K, L), rounds of each child before.
+        tail: int64 (3, L), the child of each of the three rounds before; any, if there are fewer.
         phases: of a smooth segment: uint64 (2 K - 1, L), 8 bits for each node of the share tree.
         earlier: the segments before it, if they are known, from the beginning or from another anchor on.
     """
@@ -47,8 +49,9 @@ class Anchor:
     number: int
     rounds: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
+    tail: npt.NDArray[np.int64]
     phases: npt.NDArray[np.uint64] | None = None
-    earlier: LaneSchedule = ()
+    earlier: Sequence[tuple[Any, Sequence[Weight]]] = ()
 
 
 LaneStart = int | npt.NDArray[np.int64] | Smooth | Anchor

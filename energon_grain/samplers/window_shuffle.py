@@ -75,6 +75,13 @@ class WindowShuffle:
             first, size = self._in_passes(position, self.passes)
         return first + by(position - first, size, fold_array(self.key, first.view(np.uint64)))
 
+    def next_cut(self, position: int) -> int:
+        """The end of the window of the position before; see `CutRouter`."""
+        if self.passes is None or not position:
+            return -(-position // self.window) * self.window
+        start, size = self._in_passes(np.array([position - 1]), self.passes)
+        return int(start[0] + size[0])
+
     def _in_passes(
         self, position: npt.NDArray[np.int64], passes: Passes
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

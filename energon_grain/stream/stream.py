@@ -42,7 +42,7 @@ from energon_grain.stream.cursor import (
     to_cursor,
 )
 from energon_grain.stream.drops import DropBudget
-from energon_grain.stream.extensions import AMENDED_BY_STATE, AMENDED_NOW, BLAME, RESTORE_SAMPLE, WHICH, extension
+from energon_grain.stream.extensions import AMENDED_BY_STATE, AMENDED_NOW, RESTORE_SAMPLE, WHICH, extension
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.observer import Observer, Outlet
 from energon_grain.stream.passes import (
@@ -559,7 +559,7 @@ class Stream:
             held = self._lane_states.text(progress.lanes)
         dropped = int(progress.drops.min())
         plans = self.spec.carries(progress.pass_number, progress.item, dropped, progress.lanes)
-        amendments = () if self.amendments is None else self.amendments.texts()
+        amendments = () if self.amendments is None else self.amendments.texts(self.share, saved=with_manifest)
         return to_cursor(
             progress,
             self.share,
@@ -606,15 +606,15 @@ class Stream:
             check_fingerprint(checked, self._fingerprint, spec.manifest())
         if not changed:
             check_order(checked, spec)
+        if not changed and ("amendments" in checked or not same):
+            found = self._amended(AMENDED_BY_STATE, checked, self.share, same=same, note=note)
+            spec, amendments = (spec, None) if found is None else (found.spec, found.amendments)
         plan = PassPlan.of(spec, self.share.hosts)
         progress = restored(cursor, spec, self.share, plan, allow_changes=changed)
-        if not changed and ("amendments" in cursor or not same):
-            found = self._amended(AMENDED_BY_STATE, checked, self.share, progress, same=same, note=note)
-            spec, amendments = (spec, None) if found is None else (found.spec, found.amendments)
         with self.turn:
             self._switch(spec)
             self.amendments = amendments
-            if same and spec.folds:
+            if not changed and spec.folds:
                 self._stop()  # reading ahead plans, too
                 remember_plans(cursor, spec)
             self._go_to(progress)
@@ -624,16 +624,18 @@ class Stream:
         """Change the mixture from the next step on. See `amendments.live.amended_now`."""
         self._require_own_process("change the mixture")
         with self.turn:
-            progress = self._progress
-            found = self._amended(AMENDED_NOW, self.amendments, self.share, progress, **change)
+            progress, before = self._progress, self.cursor() if self.spec.folds else None
+            found = self._amended(AMENDED_NOW, self.amendments, self.share, progress, running=self.spec, **change)
             self._switch(found.spec)
+            if before is not None:
+                remember_plans(before, found.spec)
             self.amendments = found.amendments
             self._go_to(progress)
 
     def _amended(self, how: str, *arguments: Any, **options: Any) -> Any:
         if self.dataset is None:
             raise StateError("the mixture of a stream that is read by workers of a DataLoader cannot be amended")
-        return extension(how)(self.dataset, self._plain, *arguments, **options)
+        return extension(how)(self.dataset, self._plain, *arguments, any_host=self.config.any_host, **options)
 
     def seek(self, step: int) -> None:
         """Go to a step, counted over all passes, as if nothing had been dropped before it; arithmetic.
@@ -724,20 +726,16 @@ class Stream:
         return self.ask(WHICH, step)
 
     def ask(self, question: str, *arguments: Any, **options: Any) -> Any:
-        """Ask an extension about the run: its past, its future, or what it used. The stream keeps its place.
+        """Ask about the run: its past, its future, or its use of samples. The stream keeps its place.
 
         Args:
-            question: One of `stream.extensions`: WHICH, WHEN or SEEN.
+            question: Dotted name of a function (`Run`, place, arguments, dropped=, options), such as WHICH or WHEN of
+                `stream.extensions`.
             *arguments: Arguments after the run and its place.
             **options: Keyword arguments, in addition to `dropped`.
         """
         self._require_own_process("make steps again")
         return extension(question)(self._run, self._progress, *arguments, dropped=self._drops.any_dropped, **options)
-
-    def blame(self, losses: Any, **options: Any) -> Any:
-        """Rank samples by how much of the run's unusual losses they explain. See `history.blame.blame`."""
-        self._require_own_process("make steps again")
-        return extension(BLAME)(self._run, self._progress, losses, dropped=self._drops.any_dropped, **options)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one if it has ended.
