@@ -144,6 +144,13 @@ def test_trees(tree: RouteTree, start: int) -> None:
     check_sampler(tree, start=start, positions=400)
 
 
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(trees(), st.integers(0, 1 << 40))
+def test_a_million_pairs(tree: RouteTree, start: int) -> None:
+    check_sampler(tree, start=start, positions=25_000)
+
+
 class Backwards:
     """A router without an inverse, or with a wrong one."""
 
