@@ -50,13 +50,14 @@ def check_uses(stream: Stream, steps: int, *, placed: bool = True, packed: bool 
             for (path, other, index), places in expected.items()
             if (path, other) == (dataset, key)
         }
-        if not placed:
-            found = {index: [(place[0], place[4]) for place in places] for index, places in found.items()}
-            wanted = {index: [(place[0], place[4]) for place in places] for index, places in wanted.items()}
-        assert {i: sorted(u) for i, u in found.items()} == {i: sorted(u) for i, u in wanted.items()}, (dataset, key)
+        assert _sorted(found, placed) == _sorted(wanted, placed), (dataset, key)
         total += len(uses)
     check_seen(stream, expected)
     return total
+
+
+def _sorted(uses: dict[int, list[Found]], placed: bool) -> dict[int, list[Any]]:
+    return {index: sorted(use if placed else (use[0], use[4]) for use in found) for index, found in uses.items()}
 
 
 def used_keys(stream: Stream) -> list[tuple[str, str, int]]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from amended_runs import SIZES, Packing, Plain, Run, Skipping, write_data
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from metadatasets import write_v2
 from stream_graphs import Builder, balanced_tops, tops
 from stream_hosts import LANES, MakeDataset, config, open_stream
 from uses_oracle import check_replay, check_uses, used_keys, uses_of
@@ -27,7 +28,9 @@ from energon_grain import (
     merge_cursors,
 )
 from energon_grain.history.which import is_filtered
+from energon_grain.metadataset.documents import prepare_metadataset
 from energon_grain.stream.extensions import SEEN, WHEN
+from energon_grain.testing import make_text_dataset
 
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -70,6 +73,7 @@ def test_changes_of_the_batch_size_and_of_the_hosts_are_part_of_the_history(text
             streams = [
                 open_stream(text_dataset(53), **options, worker_config=config(host, hosts)) for host in range(hosts)
             ]
+            steps = 0
             for stream in streams:
                 if cursor is not None:
                     stream.restore(cursor)
@@ -264,6 +268,24 @@ def test_keys_of_joins_of_shards_and_of_no_sample(text_dataset: MakeDataset, tmp
             stream.ask(WHEN, ["000001"], dataset="other")
         with pytest.raises(StateError, match="counted 0, 1, 2"):
             stream.ask(SEEN, -1)
+
+
+def test_keys_of_all_members_of_a_join(tmp_path: Path) -> None:
+    for name, n in (("short", 40), ("texts", 50)):
+        make_text_dataset(tmp_path / name, n=n, shards=2)
+        split = tmp_path / name / ".nv-meta" / "split.yaml"
+        split.write_text("split_parts:\n  train: ['shard_{000..001}.tar']\nexclude: []\n")
+    members = [{"path": "short"}, {"path": "texts", "nonmatch": "none"}]
+    joined = write_v2(tmp_path, "join.yaml", train={"join": members})
+    prepare_metadataset(joined)
+    with open_stream(joined) as stream:
+        take(stream, 12)
+        for record in stream.which(3):
+            for dataset in (None, "short", "texts", str(tmp_path / "texts")):
+                uses = stream.ask(WHEN, [record.key], dataset=dataset)
+                assert 3 in [use.step for use in uses]
+        with pytest.raises(KeyNotFoundError, match="no sample '000049' in texts"):
+            stream.ask(WHEN, ["000049"], dataset="texts")
 
 
 @pytest.mark.parametrize("block", [None, 1000])
