@@ -31,6 +31,7 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
         _opening,
         _mixing,
         _amending,
+        _uses,
         _packing,
         _joining,
         _torch,
