@@ -231,14 +231,18 @@ def _names(child: Unit | Mixture) -> set[str]:
         if isinstance(node, LeafDataset):
             label = node.label if node.name is None else node.name
             names |= {label, PurePosixPath(label).name, node.path}
+        elif getattr(node, "name", None):  # a join
+            names.add(node.name)
     return names if len(child.leaves) == 1 else set(child.leaves[:1])
 
 
 def _name(child: Unit | Mixture) -> str:
     """The name of a child for messages."""
-    if isinstance(child, Unit) and isinstance(child.node, LeafDataset):
-        return child.node.name or child.node.label
-    return next(child.names())
+    node = child.node if isinstance(child, Unit) else None
+    named: Any = getattr(node, "name", None)
+    if named is not None:
+        return named
+    return node.label if isinstance(node, LeafDataset) else next(child.names())
 
 
 def _added(blend: Mixture, name: str, data: Any) -> Unit:
