@@ -127,8 +127,8 @@ def cut_of(
         before, position = position, router.next_cut(position)
         if order.planned is None:
             root = position
-        elif position != before:
-            root = None  # the plan says which item it will be, once it is made
+        elif position != before:  # an epoch, at which a plan either begins again or goes on
+            root = None if order.passes is None else order.start(spec.counted(progress.pass_number) + 1)
         if isinstance(router, EpochizedBlend | EpochSegments):
             epoch = router.epoch_at(position)
     step = None if root is None or spec.program is not None else _step_at(spec, progress, hosts, root)
