@@ -35,13 +35,13 @@ class Cut:
         position: First position of the outermost blend with the new weights.
         step: First step that can have samples from there, if no sample is dropped; None: it depends on data.
         epoch: Its epoch, of a blend by repetitions.
-        left: Whether positions before it are still to be delivered.
+        first: The first position, if it is below that one, whose sample may not have been delivered yet.
     """
 
     position: int
     step: int | None
     epoch: int | None
-    left: bool
+    first: int
 
 
 def order_of(spec: StreamSpec) -> IndexMap:
@@ -132,7 +132,9 @@ def cut_of(
         if isinstance(router, EpochizedBlend | EpochSegments):
             epoch = router.epoch_at(position)
     step = None if root is None or spec.program is not None else _step_at(spec, progress, hosts, root)
-    return Cut(position=position, step=step, epoch=epoch, left=root is None or first < root)
+    if order.planned is not None:  # samples of earlier windows: plans that need the costs of one that is gone fail
+        first = position - (root is None or first < root)
+    return Cut(position=position, step=step, epoch=epoch, first=min(first, position))
 
 
 def _taken(spec: StreamSpec, share: Share, progress: Progress) -> tuple[int, int]:

@@ -91,8 +91,8 @@ class Amendments:
     def log(self) -> list[Amendment]:
         """Each of them."""
         found: list[Amendment] = []
-        for number, ((step, item, note), cut) in enumerate(zip(self.steps, self.cuts, strict=True)):
-            position = item if cut is None else cut.position
+        rows = zip(self.steps, self.cuts, self.positions, strict=True)
+        for number, ((step, item, note), cut, position) in enumerate(rows):
             before, after = (mixtures.shares(self.mixture, each, position) for each in (number - 1, number))
             found.append(
                 Amendment(
@@ -107,11 +107,25 @@ class Amendments:
             )
         return found
 
+    @property
+    def positions(self) -> list[int]:
+        """The first position of the outermost blend of each amendment."""
+        return [step[1] if cut is None else cut.position for step, cut in zip(self.steps, self.cuts, strict=True)]
+
+    def shares_between(self, first: int, stop: int) -> dict[str, float]:
+        """Greatest share of each dataset at positions [first, stop) of the outermost blend."""
+        found: dict[str, float] = {}
+        positions = self.positions
+        for number, (begin, end) in enumerate(zip([0, *positions], [*positions, stop], strict=True)):
+            if max(begin, first) < min(end, stop):
+                for name, share in mixtures.shares(self.mixture, number - 1, begin).items():
+                    found[name] = max(share, found.get(name, 0.0))
+        return found
+
     def drawn(self, item: int) -> dict[str, float]:
         """About how many of the first items of the run are from each dataset, by the key of its (first) leaf."""
         found: dict[str, float] = {}
-        made = zip(self.steps, self.cuts, strict=True)
-        ends = [*(begin if cut is None else cut.position for (_, begin, _), cut in made), item]
+        ends = [*self.positions, item]
         for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
             for name, share in mixtures.shares(self.mixture, number - 1, begin).items():
                 found[name] = found.get(name, 0.0) + share * (min(end, item) - min(begin, item))
@@ -162,7 +176,7 @@ def _cut_in(row: list[Any]) -> Cut | None:
         return None
     position, step, epoch = row
     found = [None if each is None else int(each) for each in (step, epoch)]
-    return Cut(position=int(position), step=found[0], epoch=found[1], left=False)
+    return Cut(position=int(position), step=found[0], epoch=found[1], first=int(position))
 
 
 def _ahead_of(text: str, count: int, share: Share, saved_by: tuple[int, int]) -> list[Int64Array]:
@@ -291,12 +305,10 @@ def record(
 
 def _check_removed(amendments: Amendments, cut: Cut | None) -> None:
     """Refuse a removed dataset of which samples are still to be delivered. Raises AmendmentError."""
-    if cut is None or not cut.left:
-        return
-    drawn = mixtures.shares(amendments.mixture, len(amendments.steps) - 2, cut.position)
+    drawn = {} if cut is None else amendments.shares_between(cut.first, cut.position)
     for unit in mixtures.units(amendments.mixture):
         if unit.removed and drawn.get(unit.leaves[0]):
-            until = "later" if cut.step is None else f"with step {cut.step}"
+            until = "later" if cut is None or cut.step is None else f"with step {cut.step}"
             raise AmendmentError(
                 f"{unit.leaves[0]}: it was removed from the configuration, but its samples are in the order until the "
                 f"change takes effect, {until}. Keep it in the configuration until then, and remove it in the running "
