@@ -111,6 +111,8 @@ _METRICS = {
     "repeated": "repeated",
     "save_s": "save, s",
     "restore_s": "restore to first batch, s",
+    "query_s": "a query, s",
+    "seen_s": "all uses counted, s",
     "draws_s": "a million draws, s",
     "efficiency": "filled",
     "requests": "requests",

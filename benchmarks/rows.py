@@ -397,6 +397,22 @@ def _amending(programs: _Programs) -> Iterator[Row]:
     )
 
 
+def _uses(programs: _Programs) -> Iterator[Row]:
+    """Rows for the uses of samples by a run: a query, queries in bulk, and the counts of all samples."""
+    del programs
+    for name, block in (("full", None), ("blocks", 1000)):
+        arguments = {"samples": 100_000_000, "counted": 10_000_000, "block": block}
+        yield Row(
+            name=f"when-{name}",
+            title=f"uses of a sample among 100 million ({name}), in bulk, and the uses of 10 million samples; "
+            "nothing is read",
+            data_sets=(),
+            metrics=("query_s", "us_per_sample", "seen_s"),
+            contenders=(Contender(name="ours", module="uses", call="uses", arguments=arguments),),
+            targets=(_at_most("query_s", 0.01), _at_most("seen_s", 5.0)),
+        )
+
+
 def _packing(programs: _Programs) -> Iterator[Row]:
     """Rows for the rate of packing, for restoring it, and for how full packs become."""
     ours, energon = programs.ours, programs.energon

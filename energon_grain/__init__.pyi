@@ -33,13 +33,13 @@ from .compat.multi_epoch import (
     MultiEpochLeaf as MultiEpochLeaf,
     SizedDataset as SizedDataset,
 )
-from .datasets.aux_stores import (
+from .cooking.aux_stores import (
     DecodeFileStore as DecodeFileStore,
     FileStoreDecoder as FileStoreDecoder,
     PrimaryFileStore as PrimaryFileStore,
 )
+from .cooking.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
 from .datasets.batching import Balance as Balance, BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
-from .datasets.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
 from .datasets.dataset import (
     BaseCoreDataset as BaseCoreDataset,
     BaseCoreDatasetFactory as BaseCoreDatasetFactory,

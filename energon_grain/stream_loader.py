@@ -14,10 +14,12 @@ import numpy.typing as npt
 
 from energon_grain.errors import EnergonGrainError, StateError, public, shorten
 from energon_grain.history.leaf_of import leaf_names, leaf_of_items
+from energon_grain.history.uses import Seen, Uses
 from energon_grain.host_processes import HostProcesses, broadcast_state, gather_cursor
 from energon_grain.lazy_names import by_name
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.cursor import Cursor, merge_cursors
+from energon_grain.stream.extensions import BLAME, SEEN, WHEN
 from energon_grain.stream.run import StepSamples
 from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.stream import OnChange
@@ -287,6 +289,36 @@ class StreamLoader(OneSubscript[Item]):
         """Return the samples of the global batch of a past or future step. See `Stream.which`."""
         return self._stream.which(step)
 
+    def when(self, key: str | Sequence[str], dataset: str | None = None, *, replay: bool = False) -> Uses:
+        """Return every use of a sample by this run until now, and the next one: step, host, place, pass.
+
+        Nothing is read except the index of keys. If samples are dropped, filtered, grouped or packed while the run
+        goes on, positions are exact, but not steps: `Uses.replay` says what finding them costs.
+
+        Args:
+            key: Key of the sample (`shard/key` works too), or several. In a join, the key of any member.
+            dataset: Search only in this dataset: its path, the last part of that, its `name`, or the full key of a
+                leaf; or a member of a join. Default: all.
+            replay: Find steps that are not known by making the steps between the nearest known places again.
+
+        Raises:
+            KeyNotFoundError: There is no such sample or dataset in this run.
+            StateError: A dataset is drawn with replacement, or the replay is impossible.
+        """
+        return self._stream.ask(WHEN, [key] if isinstance(key, str) else list(key), dataset=dataset, replay=replay)
+
+    def seen(self, until: int | None = None) -> Seen:
+        """Return how often this run used each sample of each dataset; no data are read.
+
+        Args:
+            until: Count the steps before this one, past or future. Default: until now.
+
+        Raises:
+            StateError: Samples are dropped, filtered, grouped or packed, and this host does not know the place of
+                `until`, or the lanes of all hosts.
+        """
+        return self._stream.ask(SEEN, until)
+
     def receipt(self, *, allow_missing: bool = False) -> dict[str, Any]:
         """Return what was read until now: a JSON object of less than 1 KB, the same on every host.
 
@@ -320,7 +352,7 @@ class StreamLoader(OneSubscript[Item]):
             ConfigError: The losses have too few steps, or do not fit the steps.
             StateError: A step does not exist, or its samples cannot be known.
         """
-        return self._stream.blame(losses, **options)
+        return self._stream.ask(BLAME, losses, **options)
 
     def skip(self, steps: int) -> None:
         """Skip steps of this pass; they count as delivered. See `Stream.skip`."""

@@ -41,7 +41,7 @@ def start(folder: Path, arguments: Sequence[str], environment: dict[str, str]) -
 
 
 def finish(process: subprocess.Popen[str], *, killed: bool = False) -> str:
-    """What the program printed, when it has ended as it should."""
+    """Return the output of a program that has ended, as expected, by itself or by a signal."""
     try:
         output, errors = process.communicate(timeout=PATIENCE_S)
     finally:

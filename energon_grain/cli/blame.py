@@ -15,6 +15,7 @@ from energon_grain.cli.terminal import Answer, DataPath
 from energon_grain.errors import ConfigError
 from energon_grain.gallery.suspects import suspects_preview
 from energon_grain.history.losses import read_losses
+from energon_grain.stream.extensions import BLAME
 from energon_grain.stream.stream import Stream
 
 
@@ -81,7 +82,9 @@ def blame(
     run = dataclasses.replace(run, lanes=run.lanes or cursor["lanes"])
     with Stream.of(run.dataset(path, batch_size=size)) as stream:
         stream.restore(cursor)
-        found = stream.blame(known, steps=None if step is None else _steps(step), lag=lag, mean_of=mean_of, most=most)
+        found = stream.ask(
+            BLAME, known, steps=None if step is None else _steps(step), lag=lag, mean_of=mean_of, most=most
+        )
         lines = found.lines()
         if html is not None and found.samples:
             title = path.rstrip("/").rpartition("/")[2] or path

@@ -5,8 +5,8 @@ Every loss becomes a residual against the run's own trend (`history.trend`). The
 sample add up to its score, and `history.chance` says how often chance gives such a score. Which samples a step used is
 arithmetic; where filters, groups, packs or drops decide, only the most unusual steps are made again.
 
-A step's loss alone cannot say which of the step's samples is responsible: the samples of one pass are told apart by
-later passes, by the losses of single samples, or by eye. A sure sample explains the residuals of its steps, so these no
+A step's loss alone cannot say which of the step's samples is responsible: later passes, losses of single
+samples, or a look at them distinguish these. A sure sample explains the residuals of its steps, so these no
 longer count for the other samples of the steps (forward selection).
 """
 
@@ -40,6 +40,8 @@ _PROBED = 4096
 _REPLAYED = 24
 _SPIKE = 3.0
 _UNUSUAL = 1.0
+_ITEM_CAP = 50.0
+"""As `CAP`, of the residuals of single items, which hide no others."""
 
 
 def blame(
@@ -77,7 +79,7 @@ def blame(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Signal:
-    """Residuals of the steps of the loader, of those that are shown; 0 for others. Cut off at `CAP`.
+    """Residuals of the steps that are shown, cut off at `CAP`; 0 for other steps.
 
     Attributes:
         of_step: For each leaf, (t,) residuals of steps. Leaves without losses of their own share one array.
@@ -227,6 +229,7 @@ class _Inquiry:
             of_step=None if signal.by_item is not None else signal.of_step,
             chances=signal.chances(source.counted),
             uses=uses,
+            uncut=np.minimum(self.logged[self.owner], 1e6),
             spikes=spikes,
             own=signal.own,
         )
@@ -245,7 +248,7 @@ class _Inquiry:
         if self.losses.repeated:
             found.append(f"{self.losses.repeated:,} losses were replaced by later ones of the same step.")
         if not any(leaf.order.shuffle for leaf in self.run.spec.leaves):
-            found.append("The run is not shuffled: samples that are always used together cannot be told apart.")
+            found.append("The run is not shuffled: samples that are always used together get one score.")
         return found
 
     def _pieces(self, signal: _Signal) -> _Pieces:
@@ -324,7 +327,7 @@ def _parts_of_leaves(run: Run, losses: Losses) -> dict[int, FloatArray]:
 
 
 def _names(key: Sequence[str]) -> Iterator[str]:
-    """What a dataset may be called: the parts of its key, and the last part of its path."""
+    """The names of a dataset: the parts of its key, and the last part of its path."""
     for part in filter(None, key[1:-1]):
         yield part
         yield part.rstrip("/").rpartition("/")[2]
@@ -336,7 +339,7 @@ def _of_items(losses: Losses, shown: npt.NDArray[np.bool_]) -> tuple[Int64Array,
     sizes = np.array([len(each) for each in losses.samples], np.int64)
     owner = np.repeat(np.arange(len(sizes)), sizes)
     found = standardised_together(np.concatenate(losses.samples), owner, losses.values)
-    return np.append(0, np.cumsum(sizes)), np.where(shown[owner], np.clip(found, -CAP, CAP), 0.0)
+    return np.append(0, np.cumsum(sizes)), np.where(shown[owner], np.clip(found, -CAP, _ITEM_CAP), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -345,11 +348,11 @@ class _Pieces:
 
     Attributes:
         counted: The steps to count, as indices.
-        probed: (t,) whether a step is one of those that show how often samples are used.
+        probed: (t,) whether a step shows how often samples are used.
         whole: Whether all steps are counted.
         items: (t,) number of items of each step; of steps that are not counted, anything.
         pieces: The samples of steps, piece by piece.
-        notes: What a user should know about it.
+        notes: Limits of the answer, for the user.
         replayed: Whether steps were made again.
     """
 

@@ -13,7 +13,9 @@ Chernoff's bound (Annals of Mathematical Statistics 23, 1952) gives the probabil
     log p <= min over x > 0 of  V/m² · k(x) - x · U/m        k(x) = x² · max of K(y)/y² over |y| <= x
     K(y) = log of the mean of exp(y · f(t)) over all steps
 
-For a sample that is used n times, in different steps, m is 1 and V is n. p times the number of samples (of shards, of
+For a sample that is used n times, in different steps, m is 1 and V is n, and the distribution of U is a convolution of
+n equal ones. It is computed for n up to 64, tilted exponentially so that its far tail is exact too (Esscher, 1932). p
+times the number of samples (of shards, of
 datasets) is how many of them are expected to score that high by chance, at most. It holds whatever the dependence
 between samples, since expectations add up: Bonferroni's correction, and the E-value of searches in sequences (Karlin
 and Altschul, PNAS 87, 1990). Below 0.05 a suspect is called *sure*.
@@ -21,7 +23,7 @@ and Altschul, PNAS 87, 1990). Below 0.05 a suspect is called *sure*.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,23 +33,27 @@ _GRID = np.geomspace(1e-6, 100, 240)
 _DIGITS = 512
 """Residuals are rounded up to multiples of 1/512, so that a table of a few thousand values stands for all steps."""
 _AT_ONCE = 1 << 14
+_CONVOLVED = 64
 
 
 class Chance:
     """The distribution of a residual that is drawn blindly.
 
     Args:
-        residuals: (n,) residuals of all steps (or of all samples), cut off.
-        weights: (n,) number of samples of each; default: equal.
+        residuals: (n,) residuals of all steps (or of all items), cut off.
 
     Attributes:
         mean: Their mean.
     """
 
-    def __init__(self, residuals: FloatArray, weights: npt.NDArray[Any] | None = None) -> None:
-        values, place = np.unique(np.ceil(residuals * _DIGITS) / _DIGITS, return_inverse=True)
-        shares = np.bincount(place, weights) / (len(residuals) if weights is None else weights.sum())
-        self.mean = float(residuals.mean() if weights is None else np.average(residuals, weights=weights))
+    def __init__(self, residuals: FloatArray) -> None:
+        rounded = np.ceil(residuals * _DIGITS).astype(np.int64)
+        self._least = int(rounded.min())
+        self._shares = np.bincount(rounded - self._least) / len(residuals)
+        self.mean = float(residuals.mean())
+        values = np.flatnonzero(self._shares)
+        shares = self._shares[values]
+        values = (values + self._least) / _DIGITS
         values = values - float(values @ shares)
         variance, third = float(values**2 @ shares), float(values**3 @ shares)
         ratios = np.maximum(*(_ratios(sign * _GRID, values, shares, variance, third) for sign in (1, -1)))
@@ -63,6 +69,39 @@ class Chance:
             exponents = variance[own, None] / size**2 * self._bound - _GRID * score[own, None] / size
             found[own] = np.minimum(exponents.min(axis=1), 0)
         return found
+
+    def exact_log_of(self, score: float, uses: int) -> float:
+        """The log of p for U of a sample with a number of uses; above 64 uses, its upper bound."""
+        bound = float(self.log_of(np.array([score]), np.array([float(uses)]))[0])
+        if not 0 < uses <= _CONVOLVED or bound == 0:
+            return bound
+        values = (np.arange(len(self._shares)) + self._least) / _DIGITS
+        tilt = self._tilt(values, score / uses + self.mean)
+        weights = self._shares * np.exp(tilt * (values - values[-1]))
+        total = float(weights.sum())
+        size = uses * (len(values) - 1) + 1
+        spectrum = np.fft.rfft(weights / total, 1 << (size - 1).bit_length())
+        density = np.maximum(np.fft.irfft(spectrum**uses)[:size], 0)
+        sums = (np.arange(size) + uses * self._least) / _DIGITS
+        reached = sums >= score + uses * self.mean - 1e-6
+        tail = (
+            float((density[reached] * np.exp(-tilt * (sums[reached] - sums[reached][:1]))).sum())
+            if reached.any()
+            else 0
+        )
+        if not tail:
+            return bound
+        start = float(sums[reached][0])
+        return min(bound, float(np.log(tail)) + uses * (np.log(total) + tilt * float(values[-1])) - tilt * start)
+
+    def _tilt(self, values: FloatArray, mean: float) -> float:
+        """The exponent with which the distribution has this mean, found by bisection."""
+        low, high = 0.0, float(_GRID[-1])
+        for _ in range(50):
+            middle = (low + high) / 2
+            weights = self._shares * np.exp(middle * (values - values[-1]))
+            low, high = (middle, high) if float(weights @ values) < mean * float(weights.sum()) else (low, middle)
+        return low
 
 
 def _ratios(y: FloatArray, values: FloatArray, shares: FloatArray, variance: float, third: float) -> FloatArray:

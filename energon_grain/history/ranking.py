@@ -40,6 +40,7 @@ class Evidence:
         of_step: For each leaf, (t,) residuals of steps; None: items have residuals of their own.
         chances: For each leaf.
         uses: (leaves,) number of uses of the samples of each leaf, over all steps.
+        uncut: (t,) residuals of steps, not cut off.
         spikes: The steps with a spike, as indices.
         own: Leaves whose samples have losses of their own, so that `of_step` differs from that of others.
     """
@@ -54,6 +55,7 @@ class Evidence:
     of_step: Sequence[FloatArray] | None
     chances: Sequence[Chance]
     uses: FloatArray
+    uncut: FloatArray
     spikes: Int64Array
     own: frozenset[int]
 
@@ -89,22 +91,29 @@ def rank_samples(
         only: (t,) steps whose samples are ranked, by the other steps that used them; None: all samples are.
     """
     if only is None:
-        left, among = _candidates(evidence, samples), len(samples)
+        candidates, among = _candidates(evidence, samples), len(samples)
     else:
-        left = _candidates_of(evidence, samples, np.flatnonzero(only))
-        among = len(left)
-    _find_steps(evidence, samples, left)
+        candidates = _candidates_of(evidence, samples, np.flatnonzero(only))
+        among = len(candidates)
+    _find_steps(evidence, samples, candidates)
     found: list[Suspect] = []
+    left = _ordered(evidence, candidates)
     while left and len(found) < most:
-        logs = _logs(evidence, left)
-        ratio = np.array([each.score / np.sqrt(max(1, each.uses)) for each in left])
-        at = int(np.lexsort((-ratio, logs))[0])
-        best = left.pop(at)
-        chance = float(np.exp(logs[at] + np.log(among)))
-        found.append(_suspect(evidence, best, chance, _tied(evidence, samples, best)))
+        best = left.pop(0)
+        log = evidence.chances[best.leaf].exact_log_of(best.score, best.uses)
+        chance = float(np.exp(log + np.log(among)))
+        found.append(_suspect(evidence, best, chance, _tied(samples, best)))
         if chance < _EXPLAINED and evidence.of_step is not None:
-            _explain(left, best)
+            left = _ordered(evidence, _less(left, best))
     return found
+
+
+def _ordered(evidence: Evidence, candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """The candidates, the least likely by chance first."""
+    logs = _logs(evidence, candidates)
+    ratio = np.array([each.score / np.sqrt(max(1, each.uses)) for each in candidates])
+    uncut = np.array([sum(evidence.uncut[step] for step in each.highs) for each in candidates])
+    return [candidates[at] for at in np.lexsort((-ratio, -uncut, logs)).tolist()]
 
 
 def _logs(evidence: Evidence, candidates: Sequence[_Candidate]) -> FloatArray:
@@ -120,11 +129,12 @@ def _logs(evidence: Evidence, candidates: Sequence[_Candidate]) -> FloatArray:
     return found
 
 
-def _explain(left: Sequence[_Candidate], best: _Candidate) -> None:
-    """Take the residuals of a suspect's steps from the other candidates."""
+def _less(left: Sequence[_Candidate], best: _Candidate) -> Sequence[_Candidate]:
+    """The other candidates without the residuals of a suspect's steps."""
     for each in left:
         for step in each.highs.keys() & best.highs.keys():
             each.score -= each.highs.pop(step)
+    return left
 
 
 def _candidates(evidence: Evidence, samples: Samples) -> list[_Candidate]:
@@ -190,9 +200,8 @@ def _find_steps(evidence: Evidence, samples: Samples, candidates: Sequence[_Cand
                 highs[step] = highs.get(step, 0.0) + float(residual[own[at]])
 
 
-def _tied(evidence: Evidence, samples: Samples, best: _Candidate) -> int:
+def _tied(samples: Samples, best: _Candidate) -> int:
     """Number of samples of its leaf with the same sum."""
-    del evidence
     score, uses = samples.score[best.leaf], samples.uses[best.leaf]
     same = np.abs(score - score[best.index]) < 1e-4
     return int((uses[same] == uses[best.index]).sum())

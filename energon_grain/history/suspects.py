@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from energon_grain.storage.atomic import atomic_write_bytes
+from energon_grain.atomic_files import atomic_write_bytes
 from energon_grain.words import counted, table
 
 SURE = 0.05
@@ -36,7 +36,7 @@ class Suspect:
     """A sample, shard or dataset that may be responsible.
 
     Attributes:
-        kind: What it is.
+        kind: One of these.
         dataset: Folder of the dataset.
         shard: Shard, relative to the dataset; "": a dataset.
         key: Key of the sample; "": a shard or dataset.
@@ -73,7 +73,7 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blame:
-    """What explains the unusual losses of a run.
+    """The explanation of the unusual losses of a run.
 
     Attributes:
         steps: Number of losses.
@@ -81,7 +81,7 @@ class Blame:
         samples: The samples that explain most, first.
         shards: The same of shards.
         datasets: The same of datasets, all of them.
-        notes: What limits the answer.
+        notes: Limits of the answer.
         replayed: Whether steps were made again to know their samples.
     """
 
@@ -140,11 +140,10 @@ def _section(title: str, suspects: Sequence[Suspect]) -> list[str]:
             )
         )
     found = table(rows, "<><>><")
-    most = max((each.tied for each in suspects), default=1)
-    if most > 1:
+    if suspects[0].tied > 1:
         found.append(
-            f"{most:,} samples have the same score: they were used in the same steps. Losses of single samples, or "
-            f"later passes, tell them apart."
+            f"The first {suspects[0].tied:,} samples have the same score: they were used in the same step. Losses of "
+            f"single samples, or later passes, tell them apart."
         )
     return found
 

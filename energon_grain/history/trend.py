@@ -12,8 +12,8 @@ cut off; it is used only if it differs from 0 by more than chance explains. The 
 autoregression of order 1: if a spike fades over several steps, the first of them keeps its size, and the innocent
 steps behind it lose theirs.
 
-Edges are continued by point reflection, which keeps a linear trend. A loss that is NaN or infinite is as unusual as
-`CAP`; of several in a row only the first one is, because the later ones follow from it.
+Both ends are continued by reflection at a point, which keeps a linear trend. A loss that is NaN or infinite is as
+unusual as `CAP`; of several in a row only the first one is, because the later ones follow from it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def standardised_together(
     found = samples - trend[owner]
     scale = _TO_NORMAL * float(np.median(np.abs(found[np.isfinite(found)] - np.median(found[np.isfinite(found)]))))
     if not scale:
-        raise ConfigError("more than half of the losses of samples are equal: nothing stands out from them")
+        raise ConfigError("more than half of the losses of samples are equal: nothing differs from them")
     found = (found - np.median(found[np.isfinite(found)])) / scale
     found[~np.isfinite(samples)] = np.inf
     return found
@@ -96,16 +96,15 @@ def _standardised(values: FloatArray, window: int | None) -> FloatArray:
     overall = _TO_NORMAL * float(np.median(size)) or float(np.mean(size))
     if not overall:
         raise ConfigError("the losses do not differ from their trend at any step: nothing is to be explained")
-    scale = _TO_NORMAL * _rolling_median(size, min(_WIDER * width, len(values) - 1 | 1))
+    scale = _TO_NORMAL * _rolling_median(size, min(_WIDER * width, len(values) - 1 | 1), of_scale=True)
     return residual / np.maximum(scale, overall / 10)
 
 
-def _rolling_median(values: FloatArray, width: int) -> FloatArray:
-    """(n,) medians of `width` values around each; for long series of every k-th window, interpolated."""
+def _rolling_median(values: FloatArray, width: int, *, of_scale: bool = False) -> FloatArray:
+    """(n,) medians of `width` values around each; of long series and of scales at every k-th, interpolated."""
     half = min(width // 2, len(values) - 1)
-    extended = _reflected(values, half)
-    windows = np.lib.stride_tricks.sliding_window_view(extended, 2 * half + 1)
-    stride = max(1, len(values) * (2 * half + 1) // _MOST_EXACT)
+    windows = np.lib.stride_tricks.sliding_window_view(_continued(values, half, odd=not of_scale), 2 * half + 1)
+    stride = max(width // 32 if of_scale else 1, len(values) * (2 * half + 1) // _MOST_EXACT)
     stride = min(stride, max(1, half // 4))
     at = np.unique(np.append(np.arange(0, len(values), stride), len(values) - 1))
     rows = max(1, _AT_ONCE // (2 * half + 1))
@@ -113,12 +112,13 @@ def _rolling_median(values: FloatArray, width: int) -> FloatArray:
     return np.interp(np.arange(len(values)), at, np.concatenate(medians))
 
 
-def _reflected(values: FloatArray, half: int) -> FloatArray:
-    """The series, continued by point reflection about the median of its first and last few values."""
-    few = min(5, len(values))
-    begin, end = float(np.median(values[:few])), float(np.median(values[-few:]))
-    before = 2 * begin - values[1 : half + 1][::-1]
-    behind = 2 * end - values[len(values) - 1 - half : len(values) - 1][::-1]
+def _continued(values: FloatArray, half: int, *, odd: bool) -> FloatArray:
+    """A series, reflected at both ends; `odd`: at a point, the median of its first and last few values."""
+    before, behind = values[1 : half + 1][::-1], values[len(values) - 1 - half : len(values) - 1][::-1]
+    if odd:
+        few = min(max(5, half // 5), len(values))
+        before = 2 * float(np.median(values[:few])) - before
+        behind = 2 * float(np.median(values[-few:])) - behind
     return np.concatenate([before, values, behind])
 
 

@@ -50,7 +50,7 @@ def which(run: Run, now: Progress, step: int, *, dropped: bool) -> StepSamples:
     """
     if step < 0:
         raise StateError(f"step {step}: steps are counted 0, 1, 2, …")
-    return _Question(run, now, step, dropped).answer()
+    return Question(run, now, step, dropped).answer()
 
 
 def which_of_steps(run: Run, now: Progress, steps: Sequence[int], *, dropped: bool) -> dict[int, StepSamples]:
@@ -58,7 +58,7 @@ def which_of_steps(run: Run, now: Progress, steps: Sequence[int], *, dropped: bo
     ordered = sorted(set(steps))
     if not ordered or ordered[0] < 0:
         raise StateError(f"steps {ordered[:1]}: expected at least one step; steps are counted 0, 1, 2, …")
-    question = _Question(run, now, ordered[-1], dropped, earlier=tuple(ordered[:-1]))
+    question = Question(run, now, ordered[-1], dropped, earlier=tuple(ordered[:-1]))
     if question.is_arithmetic(ordered[0]):
         return {step: which(run, now, step, dropped=dropped) for step in ordered}
     return question.answers()
@@ -66,11 +66,11 @@ def which_of_steps(run: Run, now: Progress, steps: Sequence[int], *, dropped: bo
 
 def is_arithmetic(run: Run, now: Progress, step: int, *, dropped: bool) -> bool:
     """Whether the samples of a step, and of all later ones, follow from arithmetic."""
-    return _Question(run, now, step, dropped).is_arithmetic(step)
+    return Question(run, now, step, dropped).is_arithmetic(step)
 
 
 @dataclass(slots=True, eq=False)
-class _Question:
+class Question:
     """A request for the samples of a step, and perhaps of earlier ones. The other fields are arguments of `which`."""
 
     run: Run
@@ -97,7 +97,7 @@ class _Question:
                 f"only the function knows their samples; the `__sources__` of delivered items may show them"
             )
         alone = _balanced(spec) and not self.earlier and self.step >= self.now.history[0][0]
-        start = self._at() if alone else self._nearest()
+        start = self._at() if alone else self.nearest()
         since = self.run.since
         unknown = since if since is not None and start[0].step < since.step else None
         keys = self._by_positions(start, unknown)
@@ -110,7 +110,7 @@ class _Question:
 
     def is_arithmetic(self, first: int) -> bool:
         """Whether the current place and arithmetic suffice, from a step on."""
-        if self.run.spec.program is not None or _filtered(self.run.spec):
+        if self.run.spec.program is not None or is_filtered(self.run.spec):
             return False
         if self.now.drops.any() or first < self.now.history[0][0]:
             return False
@@ -119,7 +119,7 @@ class _Question:
     def _by_positions(self, start: list[Progress], unknown: Progress | None) -> dict[int, list[Entry]] | None:
         """One entry per item of each step, without reading; None: positions do not suffice."""
         program = self.run.spec.program
-        if program is None or self.dropped or self.now.drops.any() or _looks(self.run.spec):
+        if program is None or self.dropped or self.now.drops.any() or inspects_samples(self.run.spec):
             return None
         if unknown is not None and any(feed.finite for feed in program.feeds):
             return None
@@ -132,7 +132,7 @@ class _Question:
         keys = self._replayed(start, check=check, read=True)
         if keys is None:
             raise StateError(
-                f"which({self.step}): the batches before step {self._segments()[0][0]} were cut differently than now "
+                f"which({self.step}): the batches before step {self.segments()[0][0]} were cut differently than now "
                 f"(batch size, limit, last_batch, number of hosts), or hooks do not return the same results as before; "
                 f"call this on a stream just restored from a state before step {self.step}, with the settings of then"
             )
@@ -222,7 +222,7 @@ class _Question:
             drawn += own
         return items, hosts, drawn
 
-    def _nearest(self) -> list[Progress]:
+    def nearest(self) -> list[Progress]:
         """The nearest place before a step that is known on all hosts, for each of them."""
         run = self.run
         since = [] if run.since is None else [run.since]
@@ -251,10 +251,10 @@ class _Question:
             )
         if self.run.spec.program is not None:
             self.run.share.require_whole_lanes("items of this dataset are formed in lanes")
-        history = ((0, 0, 0, 0, self._segments()[0][4]),)
+        history = ((0, 0, 0, 0, self.segments()[0][4]),)
         return [Progress(drops=np.zeros(host.local_lanes, np.int64), history=history) for host in self._hosts()]
 
-    def _segments(self) -> list[Segment]:
+    def segments(self) -> list[Segment]:
         """Known batch sizes."""
         known = {
             segment[0]: segment
@@ -266,7 +266,7 @@ class _Question:
 
     def _replayed(self, start: list[Progress], *, check: Progress | None, read: bool) -> dict[int, list[Entry]] | None:
         """One entry per item of each step; None: the steps do not lead to the place `check`."""
-        segments = self._segments()
+        segments = self.segments()
         self._require_near(start[0].step, segments, check, read=read)
         walk = Walk(self.run, segments, self._skipped(), read=read)
         share = self.run.share
@@ -278,7 +278,7 @@ class _Question:
             if check is not None:
                 if place.step > check.step:
                     return None
-                check = None if _same(place, check, lanes=len(places) == share.hosts) else check
+                check = None if same_place(place, check, lanes=len(places) == share.hosts) else check
             if self.step in found and check is None:
                 return found
         raise AssertionError
@@ -305,7 +305,7 @@ class _Question:
         return dict(skipped)
 
 
-def _same(place: Progress, other: Progress, *, lanes: bool) -> bool:
+def same_place(place: Progress, other: Progress, *, lanes: bool) -> bool:
     """Whether two places are equal. `lanes`: they are of the same lanes, too."""
     numbers = ("step", "pass_number", "pass_step", "item")
     if any(getattr(place, name) != getattr(other, name) for name in numbers):
@@ -318,15 +318,15 @@ def _balanced(spec: StreamSpec) -> bool:
     return spec.batch is not None and spec.batch.placing is not None
 
 
-def _filtered(spec: StreamSpec) -> bool:
+def is_filtered(spec: StreamSpec) -> bool:
     """Whether samples are filtered where they are read."""
     return any(hook.filters for hook in spec.stage_hooks())
 
 
-def _looks(spec: StreamSpec) -> bool:
+def inspects_samples(spec: StreamSpec) -> bool:
     """Whether items depend on the contents of samples."""
     assert spec.program is not None
-    return _filtered(spec) or _inspects_items(spec.program.root)
+    return is_filtered(spec) or _inspects_items(spec.program.root)
 
 
 def _inspects_items(operator: LaneOperator) -> bool:

@@ -86,7 +86,7 @@ class Blend:
         blend, integers = copy.copy(self), integer_weights(weights)
         gone = len(self._segments) - _KEPT if len(self._segments) >= 2 * _KEPT else 0
         schedule = self._schedule[gone:]
-        if gone:  # they are made again if somebody asks for old positions
+        if gone:  # they are made again if asked for old positions
             schedule[0] = self.anchor(self._number + gone, self._schedule[:gone]), schedule[0][1]
             blend._number, blend._before = self._number + gone, None
         blend.weights = (*self.weights[gone:], integers)
@@ -160,6 +160,24 @@ class Blend:
             else:
                 child[here], below[here] = self._segments[number].route(lane[here], rounds[here])
         return child, below
+
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`. A child without weight from some segment on has no further positions."""
+        rank = below // self.lanes
+        lane = below - rank * self.lanes
+        position = np.full(below.size, -1, dtype=np.int64)
+        left = np.arange(below.size)
+        for segment in reversed(self._segments):  # the last one that begins before a round holds it
+            if left.size:
+                begun = segment.has_begun(child[left], lane[left], rank[left])
+                here = left[begun]
+                here = here[segment.has_weight(child[here])]
+                rounds = segment.round_of(child[here], lane[here], rank[here])
+                position[here] = rounds * self.lanes + lane[here]
+                left = left[~begun]
+        if left.size and self._number:
+            position[left] = self._past().position_of(child[left], below[left])
+        return position
 
     def counts_at(self, rounds: npt.NDArray[np.int64]) -> Array:
         """Give how often each lane has each child before round `rounds[l]` of lane l, uint64 (children, L)."""
@@ -245,6 +263,11 @@ class StepBlend:
         """Return the child and the child position at each position (at least 0, any order)."""
         child, step = self._blend.route(position // self._width)
         return child, step * self._width + position % self._width
+
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`."""
+        step = self._blend.position_of(child, below // self._width)
+        return np.where(step < 0, -1, step * self._width + below % self._width)
 
     def counts_at(self, rounds: npt.NDArray[np.int64]) -> Array:
         """Give how often each lane has each child before round `rounds[l]` of lane l, uint64 (children, L).

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import ConfigError
 from energon_grain.samplers.fold import Carry, SavedCarries
 
 Routes = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
@@ -27,6 +28,15 @@ class Router(Protocol):
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return the child and the child position at each position (at least 0, any order)."""
+        ...
+
+
+@runtime_checkable
+class InvertibleRouter(Router, Protocol):
+    """A router that finds the position of a child's position."""
+
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Undo `route`: the position of each child position (at least 0, any order), int64 (k,); -1: it has none."""
         ...
 
 
@@ -113,6 +123,24 @@ class RouteTree:
                 leaf[here] = start + leaves
         return leaf, below
 
+    def position_of(self, leaf: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Undo `route`: the position of each position in a leaf's stream, int64 (k,); -1: it has none.
+
+        Raises ConfigError if a router of the tree is not an `InvertibleRouter`.
+        """
+        if not isinstance(self._router, InvertibleRouter):
+            raise ConfigError(f"{type(self._router).__name__} has no `position_of`, so positions cannot be found")
+        child = np.searchsorted([first for first, _ in self._children], leaf, side="right") - 1
+        below = below.copy()
+        for number, (start, tree) in enumerate(self._children):
+            here = np.flatnonzero(child == number) if tree else ()
+            if tree and len(here):
+                below[here] = tree.position_of(leaf[here] - np.int32(start), below[here])
+        known = np.flatnonzero(below >= 0)
+        position = np.full(below.size, -1, dtype=np.int64)
+        position[known] = self._router.position_of(child[known].astype(np.int32), below[known])
+        return position
+
     def carries(self, position: int) -> list[Carry]:
         """For each fold of the tree, in a fixed order, a carry from which this and later positions can be routed."""
         if not self.folds:
@@ -172,6 +200,11 @@ class Concat:
         below = place - (ends - lengths)[child] + turn * lengths[child]
         return child.astype(np.int32), below
 
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`."""
+        ends, lengths = np.cumsum(self.lengths, dtype=np.int64), np.array(self.lengths, dtype=np.int64)[child]
+        return below + below // lengths * (ends[-1] - lengths) + (ends[child] - lengths)
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -192,3 +225,8 @@ class Limit:
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return child 0 and its position at each position (at least 0, any order)."""
         return np.zeros(position.size, dtype=np.int32), position + position // self.limit * (self.length - self.limit)
+
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`. A position that is cut off has none."""
+        turn = below // self.length
+        return np.where(below - turn * self.length < self.limit, below - turn * (self.length - self.limit), -1)

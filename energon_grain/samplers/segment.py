@@ -11,7 +11,7 @@ import numpy.typing as npt
 from energon_grain.samplers.columns import Array
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.routing import Routes
-from energon_grain.samplers.share_tree import RUN, lane_phases, permute_run, share_tree
+from energon_grain.samplers.share_tree import RUN, lane_phases, permute_run, round_of, share_tree
 from energon_grain.samplers.weights import MAX_TOTAL, Anchor, LaneSchedule
 
 _SEGMENT, _RUN = fold("segment"), fold("run")
@@ -92,6 +92,32 @@ class Segment:
         child = label[slot, which]
         rank = rank[slot, which] + self.before[child, lane]
         return child.astype(np.int32), rank.view(np.int64) * self.lanes + lane
+
+    def has_weight(self, child: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """Whether children have any rounds."""
+        return self._left[self._tree.leaves[child]] > 0
+
+    def has_begun(
+        self, child: npt.NDArray[np.int32], lane: npt.NDArray[np.int64], rank: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Whether rounds of children in lanes are at or after the beginning of the segment."""
+        known = child < len(self.before)
+        return known & (self.before[np.where(known, child, 0), lane] <= rank.view(np.uint64))
+
+    def round_of(
+        self, child: npt.NDArray[np.int32], lane: npt.NDArray[np.int64], rank: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Undo `route`: the rounds of lanes at which children with a weight have their rounds `rank`."""
+        if not child.size:
+            return np.empty(0, dtype=np.int64)
+        own = rank.view(np.uint64) - self.before[child, lane]
+        at = own
+        for node, is_left in reversed(self._tree.path(child)):
+            at = round_of(at, self._left[node], self._total[node], self._phase[node, lane], is_left)
+        run = at // np.uint64(RUN)
+        label, ranks = self._runs(lane, run)
+        slot = ((label == child) & (ranks == own)).argmax(axis=0)
+        return self._first[lane] + run.view(np.int64) * RUN + slot
 
     def counts(self, rounds: npt.NDArray[np.int64]) -> Array:
         """Return how often each lane has each child among its first `rounds` (L,) rounds, uint64 (K, L)."""

@@ -14,7 +14,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.samplers.columns import Array, Column, scaled
+from energon_grain.samplers.columns import Array, Column, divide_product, scaled
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.permutation import permute
 
@@ -68,6 +68,25 @@ class ShareTree:
 
     def __len__(self) -> int:
         return self.low.size
+
+    def path(self, child: npt.NDArray[np.int32]) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]:
+        """Return the nodes on the way from the root to each child, and whether the way goes left there."""
+        node, steps = np.zeros(child.size, dtype=np.int64), list[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]()
+        for _ in range(self.depth):
+            is_left = child < self.middle[node]
+            steps.append((node, is_left))
+            node = np.where(is_left, self.left[node], self.right[node])
+        return steps
+
+
+def round_of(rank: Array, left: Array, total: Array, phase: Array, is_left: npt.NDArray[np.bool_]) -> Array:
+    """Return the round of a node whose first r rounds have `(left * r + phase) div total` on the left.
+
+    It is the round that gives one side its round number `rank`; the inverse of Bresenham's line. `phase` is below
+    `total`, and the side is not empty.
+    """
+    side = np.maximum(np.where(is_left, left, total - left), np.uint64(1))
+    return divide_product(total, rank, side, np.where(is_left, total - np.uint64(1) - phase, phase))[0]
 
 
 share_tree = functools.lru_cache(256)(ShareTree)

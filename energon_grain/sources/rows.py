@@ -157,6 +157,14 @@ class Rows(ABC):
         """The key of each row; default: its number."""
         return list(map(str, numbers.tolist()))
 
+    def find(self, key: str) -> list[int]:
+        """The numbers of the rows with a key. By default, compares all keys unless they are the numbers."""
+        total = sum(self.shard_counts.values())
+        if type(self).keys is Rows.keys:
+            return [int(key)] if key.isdecimal() and str(int(key)) == key and int(key) < total else []
+        pieces = (np.arange(at, min(at + _EVALUATED_AT_ONCE, total)) for at in range(0, total, _EVALUATED_AT_ONCE))
+        return [int(piece[at]) for piece in pieces for at, other in enumerate(self.keys(piece)) if other == key]
+
     def shards(self, numbers: Int64Array) -> list[str]:
         """The file of each row."""
         names = list(self.shard_counts)
@@ -386,6 +394,10 @@ class SelectedSource:
     def keys(self, indices: Int64Array) -> list[str]:
         """See `Source.keys`."""
         return self._rows.keys(self.numbers(indices))
+
+    def find(self, key: str) -> Int64Array:
+        """(k,) the samples with a key; usually one or none. By the sorted index of keys, if the data have one."""
+        return np.concatenate([np.empty(0, np.int64), *map(self._selection.indices_of, self._rows.find(key))])
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """See `Source.sizes`."""

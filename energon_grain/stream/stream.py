@@ -42,7 +42,7 @@ from energon_grain.stream.cursor import (
     to_cursor,
 )
 from energon_grain.stream.drops import DropBudget
-from energon_grain.stream.extensions import AMENDED_BY_STATE, AMENDED_NOW, BLAME, RESTORE_SAMPLE, WHICH, extension
+from energon_grain.stream.extensions import AMENDED_BY_STATE, AMENDED_NOW, RESTORE_SAMPLE, WHICH, extension
 from energon_grain.stream.memory import approximate_bytes
 from energon_grain.stream.observer import Observer, Outlet
 from energon_grain.stream.passes import (
@@ -723,13 +723,19 @@ class Stream:
         known place: the beginning, the restored state, a state saved since, or the current place. The attribute `read`
         tells which. The stream keeps its place. Raises as `history.which.which`.
         """
-        self._require_own_process("make steps again")
-        return extension(WHICH)(self._run, self._progress, step, dropped=self._drops.any_dropped)
+        return self.ask(WHICH, step)
 
-    def blame(self, losses: Any, **options: Any) -> Any:
-        """Rank samples by how much of the run's unusual losses they explain. See `history.blame.blame`."""
+    def ask(self, question: str, *arguments: Any, **options: Any) -> Any:
+        """Ask about the run: its past, its future, or its use of samples. The stream keeps its place.
+
+        Args:
+            question: Dotted name of a function (`Run`, place, arguments, dropped=, options), such as WHICH or WHEN of
+                `stream.extensions`.
+            *arguments: Arguments after the run and its place.
+            **options: Keyword arguments, in addition to `dropped`.
+        """
         self._require_own_process("make steps again")
-        return extension(BLAME)(self._run, self._progress, losses, dropped=self._drops.any_dropped, **options)
+        return extension(question)(self._run, self._progress, *arguments, dropped=self._drops.any_dropped, **options)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one if it has ended.

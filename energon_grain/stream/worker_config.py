@@ -191,6 +191,18 @@ class WorkerConfig:
     workers: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._take_integers()
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"WorkerConfig(rank={self.rank}, world_size={self.world_size}): rank must be in [0, world_size)"
+            )
+        self._check_workers()
+        if self.prefetch_bytes < 1:
+            raise ConfigError(
+                f"WorkerConfig(prefetch_bytes={self.prefetch_bytes}): expected a positive number of bytes"
+            )
+
+    def _take_integers(self) -> None:
         for name in ("rank", "world_size", "num_workers", "seed_offset"):
             value = getattr(self, name)
             if name == "num_workers" and value == "auto":
@@ -201,10 +213,8 @@ class WorkerConfig:
                     f"WorkerConfig({name}={value!r}): expected an integer, such as int(…) of a string{auto}"
                 )
             setattr(self, name, operator.index(value))
-        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ConfigError(
-                f"WorkerConfig(rank={self.rank}, world_size={self.world_size}): rank must be in [0, world_size)"
-            )
+
+    def _check_workers(self) -> None:
         if self.num_workers != "auto" and self.num_workers < 0:
             raise ConfigError(f"WorkerConfig(num_workers={self.num_workers}): expected 0 or more, or 'auto'")
         if self.worker_type not in self.worker_types:
@@ -221,10 +231,6 @@ class WorkerConfig:
             raise ConfigError(
                 f"WorkerConfig(workers={self.workers!r}): expected a pool, such as energon_grain.cluster.RayPool; "
                 f"num_workers is the number of workers"
-            )
-        if self.prefetch_bytes < 1:
-            raise ConfigError(
-                f"WorkerConfig(prefetch_bytes={self.prefetch_bytes}): expected a positive number of bytes"
             )
 
     @classmethod

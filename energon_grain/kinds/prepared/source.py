@@ -145,6 +145,17 @@ class IndexedRows(Rows):
     def keys(self, numbers: Int64Array) -> list[str]:
         return self._index.keys(numbers)
 
+    def find(self, key: str) -> list[int]:
+        """See `Rows.find`. Also finds `shard/key`, as `which` prints it."""
+        found = self._index.find(key)
+        if found is not None:
+            return [found]
+        for shard in (name for name in self._index.shards if key.startswith(f"{name}/")):
+            found = self._index.find(key.removeprefix(f"{shard}/"))
+            if found is not None and self.shards(np.array([found]))[0] == shard:
+                return [found]
+        return []
+
     def _shard_of(self, numbers: Int64Array) -> Int64Array:
         """(n,) number of the shard of each sample."""
         return np.searchsorted(self._shard_first, numbers, side="right") - 1

@@ -42,9 +42,9 @@ from energon_grain.errors import (
 from energon_grain.extras import needed_for
 from energon_grain.formats.columns import ColumnFolder
 from energon_grain.formats.data_files import Version, find_files, version_of
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.forms import Form
 from energon_grain.storage.byte_store import coalesce
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.remote import RemoteFiles, mirror_of, remote_files, shared_client
 from energon_grain.storage.settings import storage_settings

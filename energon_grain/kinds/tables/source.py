@@ -446,6 +446,17 @@ class TableRows(Rows):
             return self.read_rows(numbers).keys
         return self._usual_keys(numbers, self.files.groups.file[self._groups_of(numbers)].tolist())
 
+    def find(self, key: str) -> list[int]:
+        """See `Rows.find`. If keys are in a column, reads it."""
+        if self._key is not None:
+            keys = itertools.chain.from_iterable(self.key_blocks(self._key))
+            return [number for number, other in enumerate(keys) if other == key]
+        stem, _, row = key.rpartition("/")
+        if stem not in self._stems or not row.isdecimal():
+            return []
+        number = int(self._file_first[self._stems.index(stem)]) + int(row)
+        return [number] if number < self._first[-1] and self.keys(np.array([number])) == [key] else []
+
     def _usual_keys(self, rows: Int64Array, files: list[int]) -> list[str]:
         within = (rows - self._file_first[files]).tolist() if files else []
         return [f"{self._stems[file]}/{row}" for file, row in zip(files, within, strict=True)]

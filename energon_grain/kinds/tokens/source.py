@@ -28,10 +28,10 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.formats.index_pages import IndexPages
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.formats.one_file import OneFile
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.source import PartFilter, PartValue, accepts
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, is_url, located, name_of
 from energon_grain.storage.remote import RemoteFiles, mirror_of, remote_files
 from energon_grain.storage.settings import storage_settings
