@@ -119,6 +119,19 @@ def cut_of(
     first, taken = _taken(spec, share, progress)
     if share.hosts > 1:
         taken = _agreed(spec, progress, taken, any_host)
+    root, position, epoch = _boundary(order, spec.counted(progress.pass_number), taken)
+    step = None if root is None or spec.program is not None else _step_at(spec, progress, hosts, root)
+    if order.planned is not None:  # samples of earlier windows: plans that need the costs of one that is gone fail
+        first = position - (root is None or first < root)
+    return Cut(position=position, step=step, epoch=epoch, first=min(first, position))
+
+
+def _boundary(order: IndexMap, pass_number: int, taken: int) -> tuple[int | None, int, int | None]:
+    """The first position at or after one at which a blend can begin again.
+
+    Returns:
+        The position of the order (None: only a later plan tells), the same of the blend, and the epoch, if it has any.
+    """
     root: int | None
     root, position = (taken, taken) if order.planned is None else order.planned.next_cut(taken)
     epoch = None
@@ -128,13 +141,10 @@ def cut_of(
         if order.planned is None:
             root = position
         elif position != before:  # an epoch, at which a plan either begins again or goes on
-            root = None if order.passes is None else order.start(spec.counted(progress.pass_number) + 1)
+            root = None if order.passes is None else order.start(pass_number + 1)
         if isinstance(router, EpochizedBlend | EpochSegments):
             epoch = router.epoch_at(position)
-    step = None if root is None or spec.program is not None else _step_at(spec, progress, hosts, root)
-    if order.planned is not None:  # samples of earlier windows: plans that need the costs of one that is gone fail
-        first = position - (root is None or first < root)
-    return Cut(position=position, step=step, epoch=epoch, first=min(first, position))
+    return root, position, epoch
 
 
 def _taken(spec: StreamSpec, share: Share, progress: Progress) -> tuple[int, int]:

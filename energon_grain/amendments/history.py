@@ -108,6 +108,11 @@ class Amendments:
         return found
 
     @property
+    def counts_samples(self) -> bool:
+        """Whether shares are shares of the samples, not of their costs."""
+        return self.mixture.kind in (mixtures.WEIGHTS, mixtures.REPETITIONS)
+
+    @property
     def positions(self) -> list[int]:
         """The first position of the outermost blend of each amendment."""
         return [step[1] if cut is None else cut.position for step, cut in zip(self.steps, self.cuts, strict=True)]
@@ -260,20 +265,31 @@ def by_state(
     _check_rest(saved, json.loads(json.dumps(plain.manifest())), amendments.mixture)
     mixtures.note_removed(amendments.mixture, new, saved["leaves"])
     mixtures.know(amendments.mixture, was, new)
-    known = Share(0, 1, share.lanes) if hosts == 1 else share
-    place = from_cursor(cursor, known, plain.program)
-    running = plain
-    if not is_plain(order_of(plain)):
-        running = compiled(dataset, plain, amendments, share)
-        if running.folds:
-            remember_plans(cursor, running)
-    cut = cut_of(running, known, place, hosts=share.hosts, any_host=any_host)
-    own = place if hosts in (1, share.hosts) and known == share else from_cursor(cursor, share, plain.program)
-    changed = append(amendments, new, plain, share, own, note, cut)
+    cut = _cut_by_state(dataset, plain, cursor, share, amendments, any_host)
+    progress = from_cursor(cursor, share, plain.program)
+    changed = append(amendments, new, plain, share, progress, note, cut)
     _check_removed(amendments, cut)
     if not changed and not amendments.steps:
         return None
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+
+
+def _cut_by_state(
+    dataset: SavableDataset,
+    plain: StreamSpec,
+    cursor: Cursor,
+    share: Share,
+    amendments: Amendments,
+    any_host: AnyHost | None,
+) -> Cut | None:
+    """Where a change at the place of a state takes effect; see `cut_of`."""
+    if is_plain(order_of(plain)):
+        return None
+    running = compiled(dataset, plain, amendments, share)
+    if running.folds:
+        remember_plans(cursor, running)
+    known = Share(0, 1, share.lanes) if cursor["host"][1] == 1 else share  # a state of all hosts knows all lanes
+    return cut_of(running, known, from_cursor(cursor, known, plain.program), hosts=share.hosts, any_host=any_host)
 
 
 def append(

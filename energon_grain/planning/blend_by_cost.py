@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,31 +23,44 @@ def blend_by_cost(
     to: Lowering, parts: Sequence[Part], schedule: Sequence[tuple[int | AmendedAt, Sequence[Weight]]], unit: Expression
 ) -> Part:
     """Return the blend of parts by sample costs. Raises ConfigError if the costs are not known in advance."""
-    amended = any(isinstance(start, AmendedAt) for start, _ in schedule)
     arithmetic = _require_known(parts, unit)
     requested_by = f"weight_unit='{unit}'"
     costs = [[Costs(leaf.resolved.source, unit, requested_by) for leaf in part.leaves] for part in arithmetic]
+    amended = any(isinstance(start, AmendedAt) for start, _ in schedule)
     router = CostBlend(
         [(_position(start, to), weights) for start, weights in schedule],
         [CostsOfStream(part.index_map(to.lanes), own) for part, own in zip(arithmetic, costs, strict=True)],
         key=fold(to.seed, "blend", to.place),
         inspect=not amended,  # of a dataset that was removed, costs may be gone
     )
-    last = router.weights[-1]
-    means = [router.mean(child) if last[child] or not amended else 0.0 for child in range(len(last))]
+    blend, columns, means = _last_of(router) if amended else _all_of(router, costs)
     return IndexPart(
         leaves=[leaf for part in arithmetic for leaf in part.leaves],
         routes=RouteTree(router, [part.routes for part in arithmetic]),
         passes=None,
         mixture={
-            "blend": [[list(last)], [0]] if amended else [list(map(list, router.weights)), list(router.starts)],
+            "blend": blend,
             "unit": str(unit),
-            "columns": [] if amended else [each.ids for own in costs for each in own],
-            "means": [round(mean, 6) for mean in means],
+            "columns": columns,
+            "means": means,
             "of": [part.mixture for part in arithmetic],
         },
         one_pass=sum(part.items() for part in arithmetic),
     )
+
+
+def _all_of(router: CostBlend, costs: Sequence[Sequence[Costs]]) -> tuple[list[Any], list[Any], list[float]]:
+    """Return the weights and starts, the columns and the means for the manifest."""
+    weights = [list(map(list, router.weights)), list(router.starts)]
+    means = [round(router.mean(child), 6) for child in range(len(costs))]
+    return weights, [each.ids for own in costs for each in own], means
+
+
+def _last_of(router: CostBlend) -> tuple[list[Any], list[Any], list[float]]:
+    """Return the same for the last segment of an amended run, whose manifest is that of its configuration."""
+    last = router.weights[-1]
+    means = [round(router.mean(child), 6) if weight else 0.0 for child, weight in enumerate(last)]
+    return [[list(last)], [0]], [], means
 
 
 def _position(start: int | AmendedAt, to: Lowering) -> int:
