@@ -152,21 +152,8 @@ class AmendedEpochsDataset(SavableDataset):
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
-        parts: list[IndexPart] = []
-        for part in to.children(self.datasets):
-            if not isinstance(part, IndexPart):
-                raise ConfigError(
-                    "a blend by repetitions got a dataset that generates, groups, batches or packs, so its length is "
-                    "unknown in advance: add datasets of single samples"
-                )
-            parts.append(part)
-        lengths = [part.equal_length("a blend by repetitions") for part in parts]
-        (_, first), *later = self.schedule
-        router = EpochSegments(lengths, first, lanes=to.lanes, key=fold(to.seed, "blend_epochized", to.place))
-        for start, repetitions in later:
-            assert isinstance(start, AmendedAt)
-            rounds = to.begins[start.number]
-            router.append(int((rounds * to.lanes + np.arange(to.lanes)).min()), repetitions)
+        parts = _of_known_length(to.children(self.datasets))
+        router = self._router(to, [part.equal_length("a blend by repetitions") for part in parts])
         return IndexPart(
             leaves=[leaf for part in parts for leaf in part.leaves],
             routes=RouteTree(router, [part.routes for part in parts]),
@@ -178,6 +165,25 @@ class AmendedEpochsDataset(SavableDataset):
             drops=any(part.drops for part in parts),
             batches=any(part.batches for part in parts),
         )
+
+    def _router(self, to: Lowering, lengths: Sequence[int]) -> EpochSegments:
+        (_, first), *later = self.schedule
+        router = EpochSegments(lengths, first, lanes=to.lanes, key=fold(to.seed, "blend_epochized", to.place))
+        for start, repetitions in later:
+            assert isinstance(start, AmendedAt)
+            rounds = to.begins[start.number]
+            router.append(int((rounds * to.lanes + np.arange(to.lanes)).min()), repetitions)
+        return router
+
+
+def _of_known_length(parts: Sequence[Part]) -> list[IndexPart]:
+    arithmetic = [part for part in parts if isinstance(part, IndexPart)]
+    if len(arithmetic) < len(parts):
+        raise ConfigError(
+            "a blend by repetitions has a dataset that generates, groups, batches or packs, so its length is unknown: "
+            "add datasets of single samples"
+        )
+    return arithmetic
 
 
 def amended_epochs(

@@ -60,22 +60,27 @@ def amended_now(
     """
     amendments = _copy_of(before) or Amendments(mixture=configured(dataset, plain))
     cut = cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
-    if not add and not remove:
-        changed = bool(weights) and _reweighted(
-            amendments, plain, share, progress, dict(weights), note, cut, smooth=smooth
-        )
-        if not changed and not smooth:
+    given, more = dict(weights or {}), dict(add or {})
+    if more or remove:
+        new = _changed(amendments.mixture, given, more, list(remove))
+        if not append(amendments, new, plain, share, progress, note, cut):
             raise AmendmentError(_NOTHING)
-        done = amendments if changed else before
-        spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
-        return Amended(spec=spec, amendments=done)
-    new = _copied(amendments.mixture)
+        return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+    changed = bool(given) and _reweighted(amendments, plain, share, progress, given, note, cut, smooth=smooth)
+    if not (changed or smooth):
+        raise AmendmentError(_NOTHING)
+    done = amendments if changed else before
+    spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
+    return Amended(spec=spec, amendments=done)
+
+
+def _changed(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], remove: list[str]) -> Mixture:
+    """A copy of a mixture with a change."""
+    new = _copied(mixture)
     for each in _blends(new):  # plans of blends that do not change stay
         each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
-    _change(new, dict(weights or {}), dict(add or {}), list(remove))
-    if not append(amendments, new, plain, share, progress, note, cut):
-        raise AmendmentError(_NOTHING)
-    return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+    _change(new, weights, add, remove)
+    return new
 
 
 _NO_WEIGHT = "amend: all weights are 0; give one dataset a weight above 0"

@@ -117,10 +117,16 @@ def described(manifest_mixture: Any, leaves: Mapping[str, Mapping[str, Any]]) ->
         node = cast("Mapping[str, Any]", node).get("of", cast("Mapping[str, Any]", node).get("generate"))
     if not isinstance(node, Mapping):
         return None
-    blend, names = cast("Mapping[str, Any]", node), iter(leaves)
+    blend = cast("Mapping[str, Any]", node)
     if "blend" in blend and "means" not in blend:
-        found = _described(blend, names)
+        found = _described(blend, iter(leaves))
         return found if isinstance(found, Mixture) else None
+    return _of_units(blend, leaves)
+
+
+def _of_units(blend: Mapping[str, Any], leaves: Mapping[str, Mapping[str, Any]]) -> Mixture:
+    """A blend by cost or by repetitions: what is below it stays as it is."""
+    names = iter(leaves)
     units = [_unit(child, names) for child in blend["of"]]
     if "blend" in blend:
         weights, starts = blend["blend"]
