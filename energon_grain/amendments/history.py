@@ -103,8 +103,8 @@ class Amendments:
     def log(self) -> list[Amendment]:
         """Each of them."""
         found: list[Amendment] = []
-        for number, ((step, item, note), cut) in enumerate(zip(self.steps, self.cuts, strict=True)):
-            position = item if cut is None else cut.position
+        rows = zip(self.steps, self.cuts, self.positions, strict=True)
+        for number, ((step, item, note), cut, position) in enumerate(rows):
             before, after = (mixtures.shares(self.mixture, each, position) for each in (number - 1, number))
             found.append(
                 Amendment(
@@ -134,11 +134,30 @@ class Amendments:
             said = json.dumps([before, *step, change], separators=(",", ":"))
             self.digests.append(hashlib.blake2b(said.encode(), digest_size=8).hexdigest())
 
+    @property
+    def counts_samples(self) -> bool:
+        """Whether shares are shares of the samples, not of their costs."""
+        return self.mixture.kind in (mixtures.WEIGHTS, mixtures.REPETITIONS)
+
+    @property
+    def positions(self) -> list[int]:
+        """The first position of the outermost blend of each amendment."""
+        return [step[1] if cut is None else cut.position for step, cut in zip(self.steps, self.cuts, strict=True)]
+
+    def shares_between(self, first: int, stop: int) -> dict[str, float]:
+        """Greatest share of each dataset at positions [first, stop) of the outermost blend."""
+        found: dict[str, float] = {}
+        positions = self.positions
+        for number, (begin, end) in enumerate(zip([0, *positions], [*positions, stop], strict=True)):
+            if max(begin, first) < min(end, stop):
+                for name, share in mixtures.shares(self.mixture, number - 1, begin).items():
+                    found[name] = max(share, found.get(name, 0.0))
+        return found
+
     def drawn(self, item: int) -> dict[str, float]:
         """About how many of the first items of the run are from each dataset, by the key of its (first) leaf."""
         found: dict[str, float] = {}
-        made = zip(self.steps, self.cuts, strict=True)
-        ends = [*(begin if cut is None else cut.position for (_, begin, _), cut in made), item]
+        ends = [*self.positions, item]
         for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
             for name, share in mixtures.shares(self.mixture, number - 1, begin).items():
                 found[name] = found.get(name, 0.0) + share * (min(end, item) - min(begin, item))
@@ -265,7 +284,7 @@ def _cut_in(row: list[Any]) -> Cut | None:
         return None
     position, step, epoch = row
     found = [None if each is None else int(each) for each in (step, epoch)]
-    return Cut(position=int(position), step=found[0], epoch=found[1], left=False)
+    return Cut(position=int(position), step=found[0], epoch=found[1], first=int(position))
 
 
 def _ahead_of(text: str, count: int, share: Share, saved_by: tuple[int, int]) -> list[Int64Array]:
@@ -346,20 +365,31 @@ def by_state(
     _check_rest(saved, json.loads(json.dumps(plain.manifest())), amendments.mixture)
     mixtures.note_removed(amendments.mixture, new, saved["leaves"])
     mixtures.know(amendments.mixture, was, new)
-    known = Share(0, 1, share.lanes) if hosts == 1 else share
-    place = from_cursor(cursor, known, plain.program)
-    running = plain
-    if not is_plain(order_of(plain)):
-        running = compiled(dataset, plain, amendments, share)
-        if running.folds:
-            remember_plans(cursor, running)
-    cut = cut_of(running, known, place, hosts=share.hosts, any_host=any_host)
-    own = place if hosts in (1, share.hosts) and known == share else from_cursor(cursor, share, plain.program)
-    changed = append(amendments, new, plain, share, own, note, cut)
+    cut = _cut_by_state(dataset, plain, cursor, share, amendments, any_host)
+    progress = from_cursor(cursor, share, plain.program)
+    changed = append(amendments, new, plain, share, progress, note, cut)
     _check_removed(amendments, cut)
     if not changed and not amendments.steps:
         return None
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+
+
+def _cut_by_state(
+    dataset: SavableDataset,
+    plain: StreamSpec,
+    cursor: Cursor,
+    share: Share,
+    amendments: Amendments,
+    any_host: AnyHost | None,
+) -> Cut | None:
+    """Where a change at the place of a state takes effect; see `cut_of`."""
+    if is_plain(order_of(plain)):
+        return None
+    running = compiled(dataset, plain, amendments, share)
+    if running.folds:
+        remember_plans(cursor, running)
+    known = Share(0, 1, share.lanes) if cursor["host"][1] == 1 else share  # a state of all hosts knows all lanes
+    return cut_of(running, known, from_cursor(cursor, known, plain.program), hosts=share.hosts, any_host=any_host)
 
 
 def append(
@@ -393,12 +423,10 @@ def record(
 
 def _check_removed(amendments: Amendments, cut: Cut | None) -> None:
     """Refuse a removed dataset of which samples are still to be delivered. Raises AmendmentError."""
-    if cut is None or not cut.left:
-        return
-    drawn = mixtures.shares(amendments.mixture, len(amendments.steps) - 2, cut.position)
+    drawn = {} if cut is None else amendments.shares_between(cut.first, cut.position)
     for unit in mixtures.units(amendments.mixture):
         if unit.removed and drawn.get(unit.leaves[0]):
-            until = "later" if cut.step is None else f"with step {cut.step}"
+            until = "later" if cut is None or cut.step is None else f"with step {cut.step}"
             raise AmendmentError(
                 f"{unit.leaves[0]}: it was removed from the configuration, but its samples are in the order until the "
                 f"change takes effect, {until}. Keep it in the configuration until then, and remove it in the running "

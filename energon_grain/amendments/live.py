@@ -60,20 +60,27 @@ def amended_now(
     """
     amendments = _copy_of(before) or Amendments(mixture=configured(dataset, plain))
     cut = cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
-    if not add and not remove:
-        changed = _reweighted(amendments, plain, share, progress, dict(weights or {}), note, cut, smooth=smooth)
-        if changed or smooth:
-            done = amendments if changed else before
-            spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
-            return Amended(spec=spec, amendments=done)
+    given, more = dict(weights or {}), dict(add or {})
+    if more or remove:
+        new = _changed(amendments.mixture, given, more, list(remove))
+        if not append(amendments, new, plain, share, progress, note, cut):
+            raise AmendmentError(_NOTHING)
+        return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+    changed = bool(given) and _reweighted(amendments, plain, share, progress, given, note, cut, smooth=smooth)
+    if not (changed or smooth):
         raise AmendmentError(_NOTHING)
-    new = _copied(amendments.mixture)
+    done = amendments if changed else before
+    spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
+    return Amended(spec=spec, amendments=done)
+
+
+def _changed(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], remove: list[str]) -> Mixture:
+    """A copy of a mixture with a change."""
+    new = _copied(mixture)
     for each in _blends(new):  # plans of blends that do not change stay
         each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
-    _change(new, dict(weights or {}), dict(add or {}), list(remove))
-    if not append(amendments, new, plain, share, progress, note, cut):
-        raise AmendmentError(_NOTHING)
-    return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+    _change(new, weights, add, remove)
+    return new
 
 
 _NO_WEIGHT = "amend: all weights are 0; give one dataset a weight above 0"
@@ -102,14 +109,7 @@ def _reweighted(
     smooth: bool,
 ) -> bool:
     """Change the weights of one blend; return whether they differ from the present ones."""
-    if not weights:
-        return False
-    numbers, blend = _children(amendments.mixture, [*weights])
-    if smooth and blend.kind == mixtures.REPETITIONS:
-        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
-    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
-    if not any(map(exact, row)):
-        raise AmendmentError(_NO_WEIGHT)
+    blend, row = _row_of(amendments.mixture, weights, smooth=smooth)
     now = Mixture(segments=[(0, blend.row(row))], children=blend.children)
     places = {number: number for number in range(len(row))}
     start = f"{'~' if smooth else '#'}{len(amendments.steps)}"
@@ -124,6 +124,17 @@ def _reweighted(
     old = amendments.spec or dataclasses.replace(plain, described_by=plain.manifest())
     amendments.spec = with_segment(old, path, rounds, list(map(int, blend.weights)), smooth=smooth)
     return True
+
+
+def _row_of(mixture: Mixture, weights: dict[str, Weight], *, smooth: bool) -> tuple[Mixture, list[Weight]]:
+    """The blend with children of these names, and new weights for all its children."""
+    numbers, blend = _children(mixture, [*weights])
+    if smooth and blend.kind == mixtures.REPETITIONS:
+        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
+    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
+    if not any(map(exact, row)):
+        raise AmendmentError(_NO_WEIGHT)
+    return blend, row
 
 
 def _copied(tree: Any) -> Any:
@@ -225,14 +236,18 @@ def _names(child: Unit | Mixture) -> set[str]:
         if isinstance(node, LeafDataset):
             label = node.label if node.name is None else node.name
             names |= {label, PurePosixPath(label).name, node.path}
+        elif getattr(node, "name", None):  # a join
+            names.add(node.name)
     return names if len(child.leaves) == 1 else set(child.leaves[:1])
 
 
 def _name(child: Unit | Mixture) -> str:
     """The name of a child for messages."""
-    if isinstance(child, Unit) and isinstance(child.node, LeafDataset):
-        return child.node.name or child.node.label
-    return next(child.names())
+    node = child.node if isinstance(child, Unit) else None
+    named: Any = getattr(node, "name", None)
+    if named is not None:
+        return named
+    return node.label if isinstance(node, LeafDataset) else next(child.names())
 
 
 def _added(blend: Mixture, name: str, data: Any) -> Unit:

@@ -117,10 +117,16 @@ def described(manifest_mixture: Any, leaves: Mapping[str, Mapping[str, Any]]) ->
         node = cast("Mapping[str, Any]", node).get("of", cast("Mapping[str, Any]", node).get("generate"))
     if not isinstance(node, Mapping):
         return None
-    blend, names = cast("Mapping[str, Any]", node), iter(leaves)
+    blend = cast("Mapping[str, Any]", node)
     if "blend" in blend and "means" not in blend:
-        found = _described(blend, names)
+        found = _described(blend, iter(leaves))
         return found if isinstance(found, Mixture) else None
+    return _of_units(blend, leaves)
+
+
+def _of_units(blend: Mapping[str, Any], leaves: Mapping[str, Mapping[str, Any]]) -> Mixture:
+    """A blend by cost or by repetitions: what is below it stays as it is."""
+    names = iter(leaves)
     units = [_unit(child, names) for child in blend["of"]]
     if "blend" in blend:
         weights, starts = blend["blend"]
@@ -387,7 +393,10 @@ def unpacked(value: Any) -> Unit | Mixture:
         names, *rest = value
         rows, removed = rest or (None, False)
         return Unit(tuple(map(str, names)), rows=None if rows is None else list(map(dict, rows)), removed=bool(removed))
-    kind, segments, children, *more = value
+    return _unpacked_blend(*value)
+
+
+def _unpacked_blend(kind: Any, segments: Any, children: Any, *more: Any) -> Mixture:
     mixture = Mixture(segments=[], children=list(map(unpacked, children)))
     if isinstance(kind, str):
         mixture.kind = kind
