@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,13 @@ class Noisy(TaskEncoder):
         }
 
 
+class Arrays(TaskEncoder):
+    """Returns large arrays. Nothing is dropped, so workers make the batches."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        return {"key": sample.__key__, "large": np.full(9_000, int(sample.__key__), np.float32)}
+
+
 class Packing(Noisy):
     """Packs what `Noisy` leaves."""
 
@@ -46,8 +54,6 @@ class Gated(TaskEncoder):
         self.gate = gate
 
     def encode_sample(self, sample: Any) -> Any:
-        import time
-
         while self.gate.exists():
             time.sleep(0.01)
         return sample
