@@ -33,6 +33,8 @@ ENTRIES: dict[str, dict[str, Any]] = {
 
 Use = tuple[str, int, int, int]
 """Dataset, position in its own stream, sample, pass."""
+DROPPED: set[tuple[str, int]] = set()
+"""Positions that hooks of this process dropped."""
 
 
 class Plain(TaskEncoder):
@@ -56,10 +58,11 @@ class Plain(TaskEncoder):
         return number % 9 in cls.remainders
 
     def encode_sample(self, sample: Any) -> Any:
-        number = int(sample.__key__)
+        number, name, child = int(sample.__key__), sample.__subflavors__["name"], sample.__restore_key__[2]
         if self.drops and self.drops_sample(number):
+            DROPPED.add((name, child))
             raise SkipSample
-        sample.text = sample.__subflavors__["name"], sample.__restore_key__[2], number, current_draw().epoch
+        sample.text = name, child, number, current_draw().epoch
         return sample
 
     def batch(self, samples: list[Any]) -> Any:
