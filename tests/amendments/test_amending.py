@@ -311,9 +311,9 @@ def test_another_selection_of_the_same_data_is_refused(run: Run) -> None:
     run.step(3)
     state = run.state()
     yaml = run.data / "mixture.yaml"
-    yaml.write_text(
-        yaml.read_text().replace(f"path: {run.data / 'b'}", f"path: {run.data / 'b'}\n      subset: {{range: [0, 20]}}")
-    )
+    path = f'"path": "{run.data / "b"}"'
+    assert path in yaml.read_text()
+    yaml.write_text(yaml.read_text().replace(path, f'{path}, "subset": {{"range": [0, 20]}}'))
     dataset = get_train_dataset(
         yaml,
         batch_size=GLOBAL_BATCH,
@@ -328,3 +328,18 @@ def test_another_selection_of_the_same_data_is_refused(run: Run) -> None:
         pytest.raises(AmendmentError, match=r"b: its `where` or `subset` changed"),
     ):
         loader.restore_state_rank(state, on_change="amend")
+
+
+def test_the_same_datasets_in_another_order(run: Run) -> None:
+    run.start()
+    run.step(4)
+    state = run.state()
+    run.step(6)
+    restarted(run, {"b": 1, "a": 3}, state, on_change="amend")
+    run.step(3)
+    again = run.state()
+    run.step(3)
+    assert run.log[4:10] == run.log[10:16]
+    restarted(run, {"b": 1, "a": 3}, again)
+    run.step(3)
+    assert run.log[16:] == run.log[7:10]
