@@ -395,8 +395,8 @@ def by_state(
     progress = from_cursor(cursor, share, plain.program)
     changed = append(amendments, new, plain, share, progress, note, cut, excluded, configured=True)
     _check_removed(amendments, cut)
-    if not changed and not amendments.steps:
-        return None
+    if not changed and not amendments.steps and list(amendments.mixture.names()) == list(new.names()):
+        return None  # otherwise the same datasets in another order, which would renumber them
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
 
 
