@@ -262,6 +262,7 @@ def by_state(
     if was is None:
         raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend")
     amendments = before or Amendments(mixture=was)
+    mixtures.check_kind(amendments.mixture, new)
     _check_rest(saved, json.loads(json.dumps(plain.manifest())), amendments.mixture)
     mixtures.note_removed(amendments.mixture, new, saved["leaves"])
     mixtures.know(amendments.mixture, was, new)
