@@ -31,6 +31,7 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
         _opening,
         _mixing,
         _amending,
+        _uses,
         _packing,
         _joining,
         _torch,
@@ -249,6 +250,29 @@ def _preparing(programs: _Programs) -> Iterator[Row]:
             energon={**common, "program": energon_program(), "options": options},
             bound=bound,
         )
+    yield _digesting(common["folder"], data.samples, options)
+
+
+def _digesting(folder: str, samples: int, options: Sequence[str]) -> Row:
+    """Digests are made of bytes that the scan reads anyway: at most 15 % longer."""
+    arguments = {"folder": folder, "samples": samples, "program": OURS}
+    own = [*options, "--no-sqlite"]
+    return Row(
+        name="prepare-digests",
+        title="`prepare --no-sqlite` of 1 KB samples with digests of the shards, and without (`--no-digest`)",
+        data_sets=("text",),
+        metrics=(_RATE, "seconds"),
+        contenders=(
+            Contender(name="ours", module="preparing", call="prepare", arguments={**arguments, "options": own}),
+            Contender(
+                name="without digests",
+                module="preparing",
+                call="prepare",
+                arguments={**arguments, "options": [*own, "--no-digest"]},
+            ),
+        ),
+        targets=(Target(metric=_RATE, bound=1 / 1.15, sense="at least", against="without digests"),),
+    )
 
 
 def _prepare(
@@ -379,6 +403,22 @@ def _amending(programs: _Programs) -> Iterator[Row]:
             Target(metric="of_unchanged", bound=0.98, sense="at least"),
             _at_most("amend_s", 0.01),
             _at_most("state_bytes", 2048),
+        ),
+    )
+    often = {"folder": programs.folder("text-100"), "datasets": 10, "decisions": 500, "steps": 20, **programs.span}
+    yield Row(
+        name="reweight",
+        title=f"1 KB text: ten datasets mixed, `TextSample`, {_BLOCKS}: 500 changes of weights, one every 20 steps",
+        data_sets=("text-100",),
+        metrics=("of_unchanged", "reweight_s", "of_run", "restored_s", "state_bytes", "saved_bytes"),
+        contenders=(Contender(name="ours", module="amended", call="reweighted", arguments=often),),
+        targets=(
+            Target(metric="of_unchanged", bound=0.98, sense="at least"),
+            _at_most("reweight_s", 0.003),
+            _at_most("of_run", 0.01),
+            _at_most("restored_s", 0.1),
+            _at_most("state_bytes", 4096),
+            _at_most("saved_bytes", 80_000),
         ),
     )
     first, *others = reversed(OUR_FORMS)

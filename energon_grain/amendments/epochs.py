@@ -119,6 +119,22 @@ class EpochSegments:
             below[here] = own + self._bases[number][child[here]]
         return child, below
 
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`. A child that waits since some epoch has no further positions."""
+        position, left = np.full(below.size, -1, np.int64), np.arange(below.size)
+        for blend, start, base in zip(self._blends[::-1], self._starts[::-1], self._bases[::-1], strict=True):
+            begun = (child[left] < len(blend.rates)) & (base[child[left]] <= below[left])
+            here, left = left[begun], left[~begun]
+            own = blend.position_of(child[here], below[here] - base[child[here]])
+            position[here] = np.where(own < 0, -1, own + start)
+        return position
+
+    def firsts(self, epoch: int) -> list[int]:
+        """Return the first position of each child in an epoch."""
+        at = bisect_right(self._epochs, epoch) - 1
+        own = self._blends[at].firsts(epoch - self._epochs[at])
+        return (self._bases[at] + np.pad(own, (0, len(self.samples) - len(own)))).tolist()
+
 
 Schedule = tuple[tuple[int | AmendedAt, tuple[Weight, ...]], ...]
 

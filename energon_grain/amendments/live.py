@@ -66,7 +66,7 @@ def amended_now(
         if not append(amendments, new, plain, share, progress, note, cut):
             raise AmendmentError(_NOTHING)
         return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
-    changed = _reweighted(amendments, plain, share, progress, given, note, cut, smooth=smooth)
+    changed = bool(given) and _reweighted(amendments, plain, share, progress, given, note, cut, smooth=smooth)
     if not (changed or smooth):
         raise AmendmentError(_NOTHING)
     done = amendments if changed else before
@@ -92,7 +92,9 @@ def _copy_of(before: Amendments | None) -> Amendments | None:
     if before is None:
         return None
     mixture, steps, ahead = _copied(before.mixture), [*before.steps], [*before.ahead]
-    return dataclasses.replace(before, mixture=mixture, steps=steps, cuts=[*before.cuts], ahead=ahead)
+    return dataclasses.replace(
+        before, mixture=mixture, steps=steps, cuts=[*before.cuts], ahead=ahead, digests=[*before.digests]
+    )
 
 
 def _reweighted(
@@ -107,14 +109,7 @@ def _reweighted(
     smooth: bool,
 ) -> bool:
     """Change the weights of one blend; return whether they differ from the present ones."""
-    if not weights:
-        return False
-    numbers, blend = _children(amendments.mixture, [*weights])
-    if smooth and blend.kind == mixtures.REPETITIONS:
-        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
-    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
-    if not any(map(exact, row)):
-        raise AmendmentError(_NO_WEIGHT)
+    blend, row = _row_of(amendments.mixture, weights, smooth=smooth)
     now = Mixture(segments=[(0, blend.row(row))], children=blend.children)
     places = {number: number for number in range(len(row))}
     start = f"{'~' if smooth else '#'}{len(amendments.steps)}"
@@ -129,6 +124,17 @@ def _reweighted(
     old = amendments.spec or dataclasses.replace(plain, described_by=plain.manifest())
     amendments.spec = with_segment(old, path, rounds, list(map(int, blend.weights)), smooth=smooth)
     return True
+
+
+def _row_of(mixture: Mixture, weights: dict[str, Weight], *, smooth: bool) -> tuple[Mixture, list[Weight]]:
+    """The blend with children of these names, and new weights for all its children."""
+    numbers, blend = _children(mixture, [*weights])
+    if smooth and blend.kind == mixtures.REPETITIONS:
+        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
+    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
+    if not any(map(exact, row)):
+        raise AmendmentError(_NO_WEIGHT)
+    return blend, row
 
 
 def _copied(tree: Any) -> Any:
@@ -230,14 +236,18 @@ def _names(child: Unit | Mixture) -> set[str]:
         if isinstance(node, LeafDataset):
             label = node.label if node.name is None else node.name
             names |= {label, PurePosixPath(label).name, node.path}
+        elif getattr(node, "name", None):  # a join
+            names.add(node.name)
     return names if len(child.leaves) == 1 else set(child.leaves[:1])
 
 
 def _name(child: Unit | Mixture) -> str:
     """The name of a child for messages."""
-    if isinstance(child, Unit) and isinstance(child.node, LeafDataset):
-        return child.node.name or child.node.label
-    return next(child.names())
+    node = child.node if isinstance(child, Unit) else None
+    named: Any = getattr(node, "name", None)
+    if named is not None:
+        return named
+    return node.label if isinstance(node, LeafDataset) else next(child.names())
 
 
 def _added(blend: Mixture, name: str, data: Any) -> Unit:

@@ -1,4 +1,4 @@
-"""What amending promises a user: answers about old steps, states that stay small, other loaders, clear refusals."""
+"""Promises of amending: answers about old steps, states that stay small, other loaders, clear refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from amended_runs import GLOBAL_BATCH, LANES, Packing, Plain, Run, Skipping, write_data
+from amended_runs import GLOBAL_BATCH, LANES, Packing, Plain, Run, Skipping
 
 from energon_grain import (
     BatchDataset,
@@ -23,22 +23,6 @@ from energon_grain import (
 )
 from energon_grain.errors import AmendmentError, ConfigError, FingerprintError, StateError
 from energon_grain.samplers.blend import Blend
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    write_data(root)
-    return root
-
-
-@pytest.fixture
-def run(data: Path, tmp_path: Path) -> Any:
-    for folder in data.iterdir():
-        (tmp_path / folder.name).symlink_to(folder)
-    run = Run(tmp_path, Plain, {"a": 3, "b": 1})
-    yield run
-    run.close()
 
 
 def restarted(run: Run, weights: dict[str, float], state: Any, **options: Any) -> Run:
