@@ -215,6 +215,7 @@ class StreamLoader(OneSubscript[Item]):
         *,
         add: Mapping[str, Any] | None = None,
         remove: Sequence[str] = (),
+        exclude: Sequence[str] | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         note: str = "",
     ) -> None:
         """Change the mixture from the next step on. Every remaining dataset continues exactly where it is.
@@ -229,12 +230,16 @@ class StreamLoader(OneSubscript[Item]):
                 `split_part`, `subflavors` and `name`, as in a metadataset; or a dataset. Each needs a weight in
                 `weights`. Its samples are made in the same way as the others.
             remove: Names of datasets to remove. Samples held by packs or groups are still delivered.
+            exclude: Samples to leave out from now on, also without a blend: a list of keys that one dataset has each;
+                a mapping from names of datasets to keys, `<shard>/<key>` or shards, or to a condition over columns; or
+                a file with a key per line, or a dataset, a tab and a key (`.csv` with the header `dataset,key` and
+                `.json` are read too). The order of all other samples stays.
             note: Reason for the change, shown by `amendments`.
 
         Raises:
-            AmendmentError: There is no such dataset, or this stream's mixture cannot be amended.
+            AmendmentError: There is no such dataset or sample, or this stream's mixture cannot be amended.
         """
-        self._stream.amend(weights=weights, add=add, remove=remove, note=note)
+        self._stream.amend(weights=weights, add=add, remove=remove, exclude=exclude, note=note)
 
     def reweight(self, weights: Mapping[str, Any], *, note: str = "") -> None:
         """Change the weights of a blend from the next step on, for mixtures that follow the loss.

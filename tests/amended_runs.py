@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -95,10 +96,10 @@ class Packing(Plain):
         return samples[0]
 
 
-def write_data(root: Path) -> None:
+def write_data(root: Path, names: Iterable[str] = (*SIZES, *OTHER_SIZES)) -> None:
     """Write a text dataset of each size, all of it in one split part."""
-    for name, n in {**SIZES, **OTHER_SIZES}.items():
-        make_text_dataset(root / name, n=n, shards=2)
+    for name in names:
+        make_text_dataset(root / name, n={**SIZES, **OTHER_SIZES}[name], shards=2)
         split = root / name / ".nv-meta" / "split.yaml"
         split.write_text("split_parts:\n  train: ['shard_{000..001}.tar']\nexclude: []\n")
 

@@ -10,9 +10,18 @@ from typing import Any
 
 from energon_grain.amendments import mixture as mixtures
 from energon_grain.amendments.cuts import AnyHost, Cut, cut_of
-from energon_grain.amendments.history import Amended, Amendments, append, compiled, configured, record
+from energon_grain.amendments.history import (
+    Amended,
+    Amendments,
+    append,
+    compiled,
+    configured,
+    mixture_of,
+    record,
+)
 from energon_grain.amendments.mixture import Mixture, Unit
 from energon_grain.amendments.reweight import path_to, quantised, with_segment
+from energon_grain.amendments.selecting import Selected, named, select
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import AmendmentError
@@ -31,6 +40,7 @@ def amended_now(
     weights: Mapping[str, Weight] | None = None,
     add: Mapping[str, Any] | None = None,
     remove: Sequence[str] = (),
+    exclude: Any = None,
     note: str = "",
     smooth: bool = False,
     running: StreamSpec,
@@ -49,6 +59,7 @@ def amended_now(
         add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, or a
             dataset; each has a weight in `weights`.
         remove: Names of datasets that get the weight 0.
+        exclude: Samples to leave out: keys, keys or a condition by dataset, or a file; see `amendments.selecting`.
         note: The reason, for the log.
         smooth: Whether only weights change, which are quantised, and no error adds up over many such changes. Weights
             that are equal to the present ones are no amendment.
@@ -58,12 +69,16 @@ def amended_now(
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
     """
-    amendments = _copy_of(before) or Amendments(mixture=configured(dataset, plain))
-    cut = cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
+    amendments = _copy_of(before) or Amendments(mixture=mixture_of(dataset, plain))
+    alone = amendments.mixture.per_step == mixtures.ALONE
+    if alone and (weights or add or remove or exclude is None):
+        configured(dataset, plain)  # raises
+    cut = None if alone else cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
     given, more = dict(weights or {}), dict(add or {})
-    if more or remove:
+    if more or remove or exclude is not None:
         new = _changed(amendments.mixture, given, more, list(remove))
-        if not append(amendments, new, plain, share, progress, note, cut):
+        excluded = [] if exclude is None else _excluded(amendments, new, plain, exclude)
+        if not append(amendments, new, plain, share, progress, note, cut, excluded):
             raise AmendmentError(_NOTHING)
         return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
     changed = bool(given) and _reweighted(amendments, plain, share, progress, given, note, cut, smooth=smooth)
@@ -79,12 +94,13 @@ def _changed(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], 
     new = _copied(mixture)
     for each in _blends(new):  # plans of blends that do not change stay
         each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
-    _change(new, weights, add, remove)
+    if weights or add or remove:
+        _change(new, weights, add, remove)
     return new
 
 
 _NO_WEIGHT = "amend: all weights are 0; give one dataset a weight above 0"
-_NOTHING = "amend: nothing changes: give weights, add or remove that differ from what is there"
+_NOTHING = "amend: nothing changes: give weights, add, remove or exclude that differ from what is there"
 
 
 def _copy_of(before: Amendments | None) -> Amendments | None:
@@ -93,7 +109,13 @@ def _copy_of(before: Amendments | None) -> Amendments | None:
         return None
     mixture, steps, ahead = _copied(before.mixture), [*before.steps], [*before.ahead]
     return dataclasses.replace(
-        before, mixture=mixture, steps=steps, cuts=[*before.cuts], ahead=ahead, digests=[*before.digests]
+        before,
+        mixture=mixture,
+        steps=steps,
+        cuts=[*before.cuts],
+        ahead=ahead,
+        digests=[*before.digests],
+        exclusions=before.exclusions.copy(),
     )
 
 
@@ -135,6 +157,37 @@ def _row_of(mixture: Mixture, weights: dict[str, Weight], *, smooth: bool) -> tu
     if not any(map(exact, row)):
         raise AmendmentError(_NO_WEIGHT)
     return blend, row
+
+
+def _excluded(amendments: Amendments, new: Mixture, plain: StreamSpec, exclude: Any) -> list[Selected]:
+    """The samples to exclude, from the datasets of a mixture. Raises AmendmentError."""
+    known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
+    sources: dict[str, Any] = {}
+    names: dict[str, set[str]] = {}
+    for unit in mixtures.units(new):
+        if unit.node is None or unit.removed:
+            continue
+        for name, node in zip(unit.leaves, mixtures.leaf_nodes(unit.node), strict=True):
+            if name not in known:
+                known[name] = amendments.resolved[name] = node.resolve()
+            sources[name] = known[name].source
+            for each in {name, *_names_of(node)}:
+                names.setdefault(each, set()).add(name)
+
+    def leaf_of(name: str) -> str:
+        found = sorted(names.get(name, ()))
+        if len(found) == 1:
+            return found[0]
+        problem = "there is no dataset" if not found else f"{len(found)} datasets have the name"
+        raise AmendmentError(f"amend: exclude: {problem} {name!r}; there are {', '.join(sources)}")
+
+    return select(named(exclude), sources, leaf_of)
+
+
+def _names_of(node: Any) -> set[str]:
+    """The names of a leaf besides its key: its path, the last part of that, or its `name`."""
+    label = getattr(node, "label", node.path)
+    return {node.path, label, PurePosixPath(label).name, *([] if node.name is None else [node.name])}
 
 
 def _copied(tree: Any) -> Any:

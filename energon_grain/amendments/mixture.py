@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, cast
@@ -29,6 +29,7 @@ Start = int | str
 """Where a segment begins: at a position of the blend; "#n", at amendment n; or "~n", the same without new phases."""
 Row = list[int | str]
 """A weight for each child, as an integer; or its repetitions, as a fraction in text."""
+ALONE = -1
 WEIGHTS, REPETITIONS = "weights", "repetitions"
 AnyBlend = BlendDataset | BlendEpochizedDataset
 
@@ -64,7 +65,8 @@ class Mixture:
     Attributes:
         segments: The start of each segment, and a weight for each child that existed by then.
         children: In the order in which they were added.
-        per_step: Consecutive items that share a choice; 0: each has its own.
+        per_step: Consecutive items that share a choice; 0: each has its own. `ALONE`: there is no blend, and the only
+            child is the whole configuration.
         kind: `WEIGHTS`, `REPETITIONS`, or the unit of weights that are shares of costs.
         lengths: Of a blend by repetitions: samples of each child.
         node: Its description.
@@ -151,6 +153,11 @@ def _described(node: Any, names: Iterator[str]) -> Unit | Mixture:
             per_step=blend.get("per_step", 0),
         )
     return _unit(node, names)
+
+
+def whole(names: Iterable[str], node: SavableDataset | None) -> Mixture:
+    """A configuration without a blend, in the form of a mixture."""
+    return Mixture(segments=[(0, [1])], children=[Unit(tuple(names), node=node)], per_step=ALONE)
 
 
 def outermost_blend(dataset: SavableDataset) -> AnyBlend:
@@ -337,6 +344,8 @@ def shares(mixture: Mixture, amendment: int, position: int, of: float = 1.0) -> 
         position: Position of the outermost blend; decides which segment of a schedule applies.
         of: Share of this mixture in the outermost one.
     """
+    if mixture.per_step == ALONE:
+        return {}
     number = 0
     for place, (start, _) in enumerate(mixture.segments):
         if int(start[1:]) <= amendment if isinstance(start, str) else start <= position:

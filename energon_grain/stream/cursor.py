@@ -450,12 +450,14 @@ def check_fingerprint(cursor: Mapping[str, Any], fingerprint: str, manifest: Map
 
 
 def _is_amendable(lines: Sequence[str]) -> bool:
-    """Whether only weights differ, or datasets that were added or removed."""
+    """Whether only weights differ, or datasets that were added, removed or selected more narrowly."""
+    sizes = [(int(found[1]), int(found[2])) for found in map(_SIZES.search, lines) if found]
+    fewer = bool(sizes) and all(after < before for before, after in sizes)
     ends = (": not there when saved", ": saved {", "now gone")
     return all(
         line.startswith("mixture.")
         or (line.startswith("leaves.") and any(end in line for end in ends))
-        or re.match(r"leaves\..*\.number: ", line)
+        or re.match(rf"leaves\..*\.({'number|samples|content|where|block|window' if fewer else 'number'})[.:]", line)
         for line in lines
     )
 

@@ -306,25 +306,24 @@ def test_what_has_fixed_passes_is_refused(data: Path) -> None:
             loader.amend(weights={"a": 1, "b": 2})
 
 
-def test_another_selection_of_the_same_data_is_refused(run: Run) -> None:
+def test_a_wider_selection_of_the_same_data_is_refused(run: Run) -> None:
+    def loader(subset: str) -> Any:
+        yaml = run.data / "mixture.yaml"
+        yaml.write_text(written.replace(f"path: {run.data / 'b'}", f"path: {run.data / 'b'}\n      {subset}"))
+        dataset = get_train_dataset(
+            yaml,
+            batch_size=GLOBAL_BATCH,
+            shuffle_buffer_size=8,
+            max_samples_per_sequence=4,
+            lanes=LANES,
+            task_encoder=Plain(),
+            worker_config=WorkerConfig(0, 1, 0),
+        )
+        return get_savable_loader(dataset)
+
     run.start()
-    run.step(3)
-    state = run.state()
-    yaml = run.data / "mixture.yaml"
-    yaml.write_text(
-        yaml.read_text().replace(f"path: {run.data / 'b'}", f"path: {run.data / 'b'}\n      subset: {{range: [0, 20]}}")
-    )
-    dataset = get_train_dataset(
-        yaml,
-        batch_size=GLOBAL_BATCH,
-        shuffle_buffer_size=8,
-        max_samples_per_sequence=4,
-        lanes=LANES,
-        task_encoder=Plain(),
-        worker_config=WorkerConfig(0, 1, 0),
-    )
-    with (
-        get_savable_loader(dataset) as loader,
-        pytest.raises(AmendmentError, match=r"b: its `where` or `subset` changed"),
-    ):
-        loader.restore_state_rank(state, on_change="amend")
+    written = (run.data / "mixture.yaml").read_text()
+    with loader("subset: {range: [0, 20]}") as first, loader("subset: {range: [0, 21]}") as second:
+        next(first)
+        with pytest.raises(AmendmentError, match=r"b.*selects 1 samples that it did not select before"):
+            second.restore_state_rank(first.save_state_rank(), on_change="amend")
