@@ -80,7 +80,8 @@ class GraphRun:
     Attributes:
         build: Makes the graph below the batches.
         weights: Of the configuration.
-        options: `batched`: whether the graph makes batches itself, one for each host in a step.
+        options: `batched`: whether the graph makes batches itself, one for each host in a step. `balance`: see
+            `BatchDataset`.
     """
 
     data: Path
@@ -111,7 +112,8 @@ class GraphRun:
         graph = self.build([(self.leaf(name, config), weight) for name, weight in self.weights.items()])
         if self.options.get("batched"):
             return graph
-        return BatchDataset(graph, GLOBAL_BATCH // self.hosts, uses_in, last_batch="pad")
+        options = {name: value for name, value in self.options.items() if name == "balance"}
+        return BatchDataset(graph, GLOBAL_BATCH // self.hosts, uses_in, last_batch="pad", **options)
 
     def start(self, state: Any = None, **options: Any) -> None:
         self.close()

@@ -386,6 +386,7 @@ def by_state(
     if was is None:
         raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend")
     amendments = before or Amendments(mixture=was)
+    mixtures.check_kind(amendments.mixture, new)
     excluded = _narrowed(amendments, new, saved, now, plain)
     _check_rest(saved, now, amendments.mixture)
     mixtures.note_removed(amendments.mixture, new, saved["leaves"])

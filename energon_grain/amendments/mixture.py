@@ -202,8 +202,7 @@ def amend(old: Mixture, new: Mixture, start: str, position: int) -> bool:
 def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Mapping[str, int], *, last: bool) -> bool:
     if old.per_step != new.per_step:
         raise AmendmentError(f"per_step was {old.per_step} and is now {new.per_step}: that cannot be amended")
-    if old.kind != new.kind:
-        raise AmendmentError(f"the blend was by {old.kind} and is now by {new.kind}: that cannot be amended")
+    check_kind(old, new)
     changed = False
     places: dict[int, int] = {}  # of children of `new` among those of `old`
     for number, child in enumerate(new.children):
@@ -231,6 +230,12 @@ def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Map
     if isinstance(new.node, AnyBlend):
         old.node = new.node
     return take_over(old, new, places, start, position) or changed
+
+
+def check_kind(old: Mixture, new: Mixture) -> None:
+    """Refuse a blend of another kind. Raises AmendmentError."""
+    if old.kind != new.kind:
+        raise AmendmentError(f"the blend was by {old.kind} and is now by {new.kind}: that cannot be amended")
 
 
 def _check_form(one: Unit, other: Unit) -> None:

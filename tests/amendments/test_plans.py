@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amended_graphs import HISTORIES, Dropping, Marking, both, uses_in, write_data
+from amended_graphs import HISTORIES, Dropping, GraphRun, Marking, both, uses_in, write_data
 
 from energon_grain import (
     BlendDataset,
@@ -15,6 +15,7 @@ from energon_grain import (
     PackingPlan,
     PlannedPackingDataset,
 )
+from energon_grain.errors import AmendmentError
 
 CAPACITY, WINDOW = 100, 60
 
@@ -57,3 +58,41 @@ def test_random_histories(data: Path, build: Any, encoder: type[Marking], live_o
     options = {"encoder": encoder, "choices": [1, 2, 3], "last": 60, "live_on": live_on}
     whole = {"batched": build is budgets}  # a step of more hosts has more batches
     both(data, seed, build, {"a": 2, "b": 1}, options=whole, **options)
+
+
+@pytest.mark.parametrize("seed", range(1 + HISTORIES // 2))
+def test_balanced_steps(data: Path, seed: int) -> None:
+    def blend(pairs: list[Any]) -> Any:
+        return BlendDataset(*pairs)
+
+    options = {"choices": [1, 2, 3], "last": 40, "live_on": 4}
+    both(data, seed, blend, {"a": 2, "b": 1}, options={"balance": "bytes.txt"}, **options)
+
+
+def test_the_next_window_of_a_plan(data: Path) -> None:
+    def in_large_windows(pairs: list[Any]) -> Any:
+        return PlannedPackingDataset(BlendDataset(*pairs), PackingPlan("bytes.txt", CAPACITY, window=200), uses_of_pack)
+
+    run = GraphRun(data, in_large_windows, {"a": 1, "b": 1})
+    run.start()
+    run.step(1)
+    run.amend(weights={"a": 0, "b": 1})
+    (change,) = run.loaders[0].amendments
+    assert change.from_step is not None
+    assert change.from_step > 1
+    run.step(change.from_step + 60)
+    assert all("a" in {name for name, *_ in step} for step in run.log[: change.from_step])
+    assert {name for step in run.log[-5:] for name, *_ in step} == {"b"}
+    run.close()
+
+
+def test_other_costs_are_refused(data: Path) -> None:
+    run = GraphRun(data, packed, {"a": 1, "b": 1})
+    run.start()
+    run.step(3)
+    state = run.state()
+    plan = PackingPlan("bytes.txt + 1", CAPACITY, window=WINDOW)
+    run.build = lambda pairs: PlannedPackingDataset(BlendDataset(*pairs), plan, uses_of_pack)
+    with pytest.raises(AmendmentError, match=r"mixture: was .*bytes.txt.*is .*bytes.txt \+ 1"):
+        run.start(state, on_change="amend")
+    run.close()
