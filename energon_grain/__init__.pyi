@@ -141,6 +141,7 @@ from .planning.planned_packing import (
 from .prepare.measure import column_function as column_function
 from .prepare.samples import Columns as Columns
 from .prepare.writer import DatasetWriter as DatasetWriter, write_dataset as write_dataset
+from .replicas.sequence_slice import SequenceSlice as SequenceSlice, pad_to_multiple as pad_to_multiple
 from .samples.media_metadata import (
     AVMetadata as AVMetadata,
     ImageMetadata as ImageMetadata,

@@ -220,11 +220,12 @@ class StreamLoader(OneSubscript[Item]):
     ) -> None:
         """Change the mixture from the next step on. Every remaining dataset continues exactly where it is.
 
-        With several hosts, every host makes the same call at the same step.
+        With several hosts, every host makes the same call at the same step. A blend by repetitions changes at its next
+        epoch; a blend below a shuffle buffer, planned packs or a cost budget, at their next window (`amendments`).
 
         Args:
             weights: New weights of all datasets of a blend, by name (the last part of its path, its `name`, or its
-                full key). Weight 0 pauses a dataset. Default: unchanged.
+                full key); repetitions, of a blend by repetitions. Weight 0 pauses a dataset. Default: unchanged.
             add: Datasets to append to the blend, by the name that `weights` uses: a path; a mapping with `path`,
                 `split_part`, `subflavors` and `name`, as in a metadataset; or a dataset. Each needs a weight in
                 `weights`. Its samples are made in the same way as the others.

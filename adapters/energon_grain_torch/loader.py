@@ -30,6 +30,8 @@ from energon_grain.errors import ConfigError, StateError, public
 from energon_grain.host_processes import with_agreement
 from energon_grain.processes.pool import ProcessPool, StartedProcess, StartProcess
 from energon_grain.processes.worker import Channel, pickled_spec, serve
+from energon_grain.replicas.sequence_slice import SequenceSlice, with_slice
+from energon_grain.replicas.stream import ReplicaStream
 from energon_grain.samples.sample import pin_memory as pinned
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
@@ -292,6 +294,7 @@ def get_savable_loader(
     pin_memory: bool | None = None,
     multiprocessing_context: Any = None,
     on_change: OnChange = "refuse",
+    sequence_slice: SequenceSlice | None = None,
     **energon: Unpack[EnergonArguments],
 ) -> SavableDataLoader[Item]:
     """Return a loader for a dataset, with workers, prefetching and state.
@@ -319,6 +322,7 @@ def get_savable_loader(
             order does not depend on it.
         on_change: Default of `on_change` where a state is restored, see `restore_state_rank`. It also applies to
             `load_state_dict` and `torch.distributed.checkpoint`.
+        sequence_slice: The part of each sequence that this rank of context parallelism gets. Default: all of it.
         **energon: See `EnergonArguments`.
 
     Raises:
@@ -332,13 +336,14 @@ def get_savable_loader(
     def processes(spec: StreamSpec, stage: PureStage) -> WorkerPool:
         return process_pool(spec, stage.sources, config.most_workers, config.prefetch_bytes, multiprocessing_context)
 
-    stream = Stream.of(
+    stream = ReplicaStream.joined(
         dataset,
+        group_processes(None),
+        with_slice(sequence_slice, config, pinning(pin_memory)),
         worker_config=config,
         prefetch_factor=prefetch_factor,
         cache_pool=cache_pool,
         make_pool=processes if str(config.worker_type) == "dataloader" and config.workers is None else None,
-        finish=pinning(pin_memory),
     )
     stream.on_change = on_change
     return SavableDataLoader(stream)

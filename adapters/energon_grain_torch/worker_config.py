@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from energon_grain.errors import public
 from energon_grain.stream import worker_config
+from energon_grain_torch.meshes import of_mesh
 
 
 @public
@@ -50,8 +53,8 @@ class WorkerConfig(worker_config.WorkerConfig):
 
         Otherwise there is one rank.
         """
-        rank, world_size = 0, 1
-        if dist.is_available() and dist.is_initialized():
+        rank, world_size = cls.process_of_job()
+        if data_parallel_group is not None and world_size > 1:
             rank, world_size = dist.get_rank(data_parallel_group), dist.get_world_size(data_parallel_group)
         return cls(
             rank=rank,
@@ -61,8 +64,39 @@ class WorkerConfig(worker_config.WorkerConfig):
             workers=workers,
         )
 
+    @classmethod
+    def of_mesh(cls, mesh: DeviceMesh, data: str | Sequence[str] = "dp", **options: Any) -> Self:
+        """Return the configuration of this process in a device mesh.
+
+        Ranks that differ only in other dimensions (tensor, pipeline, context) need the same batches: one of them on
+        each node reads, and hands batches on in memory. A collective operation if `data` names several dimensions.
+
+        Example:
+            mesh = init_device_mesh("cuda", (4, 2), mesh_dim_names=("dp", "tp"))
+            WorkerConfig.of_mesh(mesh, data="dp", num_workers=4)
+
+        Args:
+            mesh: The mesh of all ranks.
+            data: Dimensions whose ranks read different data, such as `("dp_replicate", "dp_shard")` of HSDP, or a
+                flattened one.
+            **options: Further fields.
+
+        Raises:
+            ConfigError: The mesh has no such dimension.
+        """
+        return cls(**of_mesh(mesh, (data,) if isinstance(data, str) else tuple(data)), **options)
+
+    @staticmethod
+    def process_of_job() -> tuple[int, int]:
+        """Return (rank, world size) of `torch.distributed`; (0, 1) if it is not initialised."""
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        return 0, 1
+
     def global_rank(self) -> int:
         """Return the rank of this process in the whole job, not in the group."""
+        if self.replicas is not None:
+            return self.replicas.rank
         if self.data_parallel_group is None:
             return self.rank
         return dist.get_global_rank(self.data_parallel_group, self.rank)

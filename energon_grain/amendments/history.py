@@ -111,8 +111,8 @@ class Amendments:
     def log(self) -> list[Amendment]:
         """Each of them."""
         found: list[Amendment] = []
-        for number, ((step, item, note), cut) in enumerate(zip(self.steps, self.cuts, strict=True)):
-            position = item if cut is None else cut.position
+        rows = zip(self.steps, self.cuts, self.positions, strict=True)
+        for number, ((step, item, note), cut, position) in enumerate(rows):
             before, after = (mixtures.shares(self.mixture, each, position) for each in (number - 1, number))
             found.append(
                 Amendment(
@@ -143,11 +143,30 @@ class Amendments:
             said = json.dumps([before, *step, change, *self.exclusions.digests(number)], separators=(",", ":"))
             self.digests.append(hashlib.blake2b(said.encode(), digest_size=8).hexdigest())
 
+    @property
+    def counts_samples(self) -> bool:
+        """Whether shares are shares of the samples, not of their costs."""
+        return self.mixture.kind in (mixtures.WEIGHTS, mixtures.REPETITIONS)
+
+    @property
+    def positions(self) -> list[int]:
+        """The first position of the outermost blend of each amendment."""
+        return [step[1] if cut is None else cut.position for step, cut in zip(self.steps, self.cuts, strict=True)]
+
+    def shares_between(self, first: int, stop: int) -> dict[str, float]:
+        """Greatest share of each dataset at positions [first, stop) of the outermost blend."""
+        found: dict[str, float] = {}
+        positions = self.positions
+        for number, (begin, end) in enumerate(zip([0, *positions], [*positions, stop], strict=True)):
+            if max(begin, first) < min(end, stop):
+                for name, share in mixtures.shares(self.mixture, number - 1, begin).items():
+                    found[name] = max(share, found.get(name, 0.0))
+        return found
+
     def drawn(self, item: int) -> dict[str, float]:
         """About how many of the first items of the run are from each dataset, by the key of its (first) leaf."""
         found: dict[str, float] = {}
-        made = zip(self.steps, self.cuts, strict=True)
-        ends = [*(begin if cut is None else cut.position for (_, begin, _), cut in made), item]
+        ends = [*self.positions, item]
         for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
             for name, share in mixtures.shares(self.mixture, number - 1, begin).items():
                 found[name] = found.get(name, 0.0) + share * (min(end, item) - min(begin, item))
@@ -285,7 +304,7 @@ def _cut_in(row: list[Any]) -> Cut | None:
         return None
     position, step, epoch = row
     found = [None if each is None else int(each) for each in (step, epoch)]
-    return Cut(position=int(position), step=found[0], epoch=found[1], left=False)
+    return Cut(position=int(position), step=found[0], epoch=found[1], first=int(position))
 
 
 def _ahead_of(text: str, count: int, share: Share, saved_by: tuple[int, int]) -> list[Int64Array]:
@@ -363,10 +382,12 @@ def by_state(
     now = json.loads(json.dumps(plain.manifest()))
     was = _saved_mixture(dataset, plain, saved, now, [new, *([] if before is None else [before.mixture])])
     amendments = before or Amendments(mixture=was)
+    mixtures.check_kind(amendments.mixture, new)
     excluded = _narrowed(amendments, new, saved, now, plain)
     _check_rest(saved, now, amendments.mixture)
     mixtures.note_removed(amendments.mixture, new, saved["leaves"])
     mixtures.know(amendments.mixture, was, new)
+<<<<<<< HEAD
     known = Share(0, 1, share.lanes) if hosts == 1 else share
     place = from_cursor(cursor, known, plain.program)
     cut = None
@@ -375,12 +396,19 @@ def by_state(
         cut = cut_of(running, known, place, hosts=share.hosts, any_host=any_host)
     own = place if hosts in (1, share.hosts) and known == share else from_cursor(cursor, share, plain.program)
     changed = append(amendments, new, plain, share, own, note, cut, excluded, configured=True)
+=======
+    alone = new.per_step == mixtures.ALONE
+    cut = None if alone else _cut_by_state(dataset, plain, cursor, share, amendments, any_host)
+    progress = from_cursor(cursor, share, plain.program)
+    changed = append(amendments, new, plain, share, progress, note, cut, excluded, configured=True)
+>>>>>>> main
     _check_removed(amendments, cut)
-    if not changed and not amendments.steps:
-        return None
+    if not changed and not amendments.steps and list(amendments.mixture.names()) == list(new.names()):
+        return None  # otherwise the same datasets in another order, which would renumber them
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
 
 
+<<<<<<< HEAD
 def _saved_mixture(
     dataset: SavableDataset,
     plain: StreamSpec,
@@ -395,6 +423,24 @@ def _saved_mixture(
     if was is None:
         raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend")
     return was
+=======
+def _cut_by_state(
+    dataset: SavableDataset,
+    plain: StreamSpec,
+    cursor: Cursor,
+    share: Share,
+    amendments: Amendments,
+    any_host: AnyHost | None,
+) -> Cut | None:
+    """Where a change at the place of a state takes effect; see `cut_of`."""
+    if is_plain(order_of(plain)):
+        return None
+    running = compiled(dataset, plain, amendments, share)
+    if running.folds:
+        remember_plans(cursor, running)
+    known = Share(0, 1, share.lanes) if cursor["host"][1] == 1 else share  # a state of all hosts knows all lanes
+    return cut_of(running, known, from_cursor(cursor, known, plain.program), hosts=share.hosts, any_host=any_host)
+>>>>>>> main
 
 
 def _whole(dataset: SavableDataset, plain: StreamSpec, saved: Mapping[str, Any], now: Mapping[str, Any]) -> Mixture:
@@ -547,12 +593,10 @@ def record(
 
 def _check_removed(amendments: Amendments, cut: Cut | None) -> None:
     """Refuse a removed dataset of which samples are still to be delivered. Raises AmendmentError."""
-    if cut is None or not cut.left:
-        return
-    drawn = mixtures.shares(amendments.mixture, len(amendments.steps) - 2, cut.position)
+    drawn = {} if cut is None else amendments.shares_between(cut.first, cut.position)
     for unit in mixtures.units(amendments.mixture):
         if unit.removed and drawn.get(unit.leaves[0]):
-            until = "later" if cut.step is None else f"with step {cut.step}"
+            until = "later" if cut is None or cut.step is None else f"with step {cut.step}"
             raise AmendmentError(
                 f"{unit.leaves[0]}: it was removed from the configuration, but its samples are in the order until the "
                 f"change takes effect, {until}. Keep it in the configuration until then, and remove it in the running "

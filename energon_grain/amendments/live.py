@@ -74,22 +74,47 @@ def amended_now(
     amendments = _begun(dataset, plain, before, change)
     alone = amendments.mixture.per_step == mixtures.ALONE
     cut = None if alone else cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
+<<<<<<< HEAD
     if change.only_weights:
         changed = _reweighted(amendments, plain, share, progress, change.weights, note, cut, smooth=smooth)
         if changed or smooth:
             done = amendments if changed else before
             spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
             return Amended(spec=spec, amendments=done)
+=======
+    given, more = dict(weights or {}), dict(add or {})
+    if more or remove or exclude is not None:
+        new = _changed(amendments.mixture, given, more, list(remove))
+        excluded = [] if exclude is None else _excluded(amendments, new, plain, exclude)
+        if not append(amendments, new, plain, share, progress, note, cut, excluded):
+            raise AmendmentError(_NOTHING)
+        return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+    changed = bool(given) and _reweighted(amendments, plain, share, progress, given, note, cut, smooth=smooth)
+    if not (changed or smooth):
+>>>>>>> main
         raise AmendmentError(_NOTHING)
-    new = _copied(amendments.mixture)
+    done = amendments if changed else before
+    spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
+    return Amended(spec=spec, amendments=done)
+
+
+def _changed(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], remove: list[str]) -> Mixture:
+    """A copy of a mixture with a change."""
+    new = _copied(mixture)
     for each in _blends(new):  # plans of blends that do not change stay
         each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
+<<<<<<< HEAD
     if change.mixes:
         _change(new, change.weights, change.add, change.remove)
     excluded = [] if exclude is None else _excluded(amendments, new, plain, exclude)
     if not append(amendments, new, plain, share, progress, note, cut, excluded):
         raise AmendmentError(_NOTHING)
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+=======
+    if weights or add or remove:
+        _change(new, weights, add, remove)
+    return new
+>>>>>>> main
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +177,7 @@ def _reweighted(
     smooth: bool,
 ) -> bool:
     """Change the weights of one blend; return whether they differ from the present ones."""
-    if not weights:
-        return False
-    numbers, blend = _children(amendments.mixture, [*weights])
-    if smooth and blend.kind == mixtures.REPETITIONS:
-        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
-    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
-    if not any(map(exact, row)):
-        raise AmendmentError(_NO_WEIGHT)
+    blend, row = _row_of(amendments.mixture, weights, smooth=smooth)
     now = Mixture(segments=[(0, blend.row(row))], children=blend.children)
     places = {number: number for number in range(len(row))}
     start = f"{'~' if smooth else '#'}{len(amendments.steps)}"
@@ -174,6 +192,17 @@ def _reweighted(
     old = amendments.spec or dataclasses.replace(plain, described_by=plain.manifest())
     amendments.spec = with_segment(old, path, rounds, list(map(int, blend.weights)), smooth=smooth)
     return True
+
+
+def _row_of(mixture: Mixture, weights: dict[str, Weight], *, smooth: bool) -> tuple[Mixture, list[Weight]]:
+    """The blend with children of these names, and new weights for all its children."""
+    numbers, blend = _children(mixture, [*weights])
+    if smooth and blend.kind == mixtures.REPETITIONS:
+        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
+    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
+    if not any(map(exact, row)):
+        raise AmendmentError(_NO_WEIGHT)
+    return blend, row
 
 
 def _excluded(amendments: Amendments, new: Mixture, plain: StreamSpec, exclude: Any) -> list[Selected]:
@@ -306,14 +335,18 @@ def _names(child: Unit | Mixture) -> set[str]:
         if isinstance(node, LeafDataset):
             label = node.label if node.name is None else node.name
             names |= {label, PurePosixPath(label).name, node.path}
+        elif getattr(node, "name", None):  # a join
+            names.add(node.name)
     return names if len(child.leaves) == 1 else set(child.leaves[:1])
 
 
 def _name(child: Unit | Mixture) -> str:
     """The name of a child for messages."""
-    if isinstance(child, Unit) and isinstance(child.node, LeafDataset):
-        return child.node.name or child.node.label
-    return next(child.names())
+    node = child.node if isinstance(child, Unit) else None
+    named: Any = getattr(node, "name", None)
+    if named is not None:
+        return named
+    return node.label if isinstance(node, LeafDataset) else next(child.names())
 
 
 def _added(blend: Mixture, name: str, data: Any) -> Unit:

@@ -119,10 +119,16 @@ def described(manifest_mixture: Any, leaves: Mapping[str, Mapping[str, Any]]) ->
         node = cast("Mapping[str, Any]", node).get("of", cast("Mapping[str, Any]", node).get("generate"))
     if not isinstance(node, Mapping):
         return None
-    blend, names = cast("Mapping[str, Any]", node), iter(leaves)
+    blend = cast("Mapping[str, Any]", node)
     if "blend" in blend and "means" not in blend:
-        found = _described(blend, names)
+        found = _described(blend, iter(leaves))
         return found if isinstance(found, Mixture) else None
+    return _of_units(blend, leaves)
+
+
+def _of_units(blend: Mapping[str, Any], leaves: Mapping[str, Mapping[str, Any]]) -> Mixture:
+    """A blend by cost or by repetitions: what is below it stays as it is."""
+    names = iter(leaves)
     units = [_unit(child, names) for child in blend["of"]]
     if "blend" in blend:
         weights, starts = blend["blend"]
@@ -196,8 +202,7 @@ def amend(old: Mixture, new: Mixture, start: str, position: int) -> bool:
 def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Mapping[str, int], *, last: bool) -> bool:
     if old.per_step != new.per_step:
         raise AmendmentError(f"per_step was {old.per_step} and is now {new.per_step}: that cannot be amended")
-    if old.kind != new.kind:
-        raise AmendmentError(f"the blend was by {old.kind} and is now by {new.kind}: that cannot be amended")
+    check_kind(old, new)
     changed = False
     places: dict[int, int] = {}  # of children of `new` among those of `old`
     for number, child in enumerate(new.children):
@@ -225,6 +230,12 @@ def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Map
     if isinstance(new.node, AnyBlend):
         old.node = new.node
     return take_over(old, new, places, start, position) or changed
+
+
+def check_kind(old: Mixture, new: Mixture) -> None:
+    """Refuse a blend of another kind. Raises AmendmentError."""
+    if old.kind != new.kind:
+        raise AmendmentError(f"the blend was by {old.kind} and is now by {new.kind}: that cannot be amended")
 
 
 def _check_form(one: Unit, other: Unit) -> None:
@@ -396,7 +407,10 @@ def unpacked(value: Any) -> Unit | Mixture:
         names, *rest = value
         rows, removed = rest or (None, False)
         return Unit(tuple(map(str, names)), rows=None if rows is None else list(map(dict, rows)), removed=bool(removed))
-    kind, segments, children, *more = value
+    return _unpacked_blend(*value)
+
+
+def _unpacked_blend(kind: Any, segments: Any, children: Any, *more: Any) -> Mixture:
     mixture = Mixture(segments=[], children=list(map(unpacked, children)))
     if isinstance(kind, str):
         mixture.kind = kind

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from energon_grain.amendments.exclusions import holes_of
-from energon_grain.amendments.history import Amendments
+from energon_grain.amendments.history import Amendment, Amendments
 from energon_grain.amendments.mixture import units
 from energon_grain.atomic_files import atomic_write_bytes
 from energon_grain.cli.checkpoint import amendments_of, read_saved
@@ -103,8 +103,7 @@ def amend(
         if amendments is None or len(amendments.steps) == known:
             return Answer(document=[], lines=["Nothing changes: the state has the mixture of the configuration."])
         changes = _changes(amendments, stream.spec, known)
-    step, item, _ = amendments.steps[-1]
-    lines = [f"From step {step:,} (item {item:,}) on:", "", *_lines(changes)]
+    lines = [f"From {_begin(amendments.log[-1])} on:", "", *_lines(changes)]
     if output is not None and not dry_run:
         atomic_write_bytes(output, json.dumps(amended).encode())
         lines.append(f"Wrote {output}.")
@@ -127,7 +126,8 @@ def history(state: _State) -> Answer:
         rows += [
             (_short(name), f"{each.before.get(name, 0):.2%}", f"{share:.2%}") for name, share in each.after.items()
         ]
-        lines += ["", f"Step {each.step:,} (item {each.item:,}){note}"]
+        later = "" if each.from_step == each.step else f", in effect from {_begin(each)} on"
+        lines += ["", f"Step {each.step:,} (item {each.item:,}){later}{note}"]
         lines += table(rows, "<>>") if len(rows) > 1 else []
         lines += [f"Excluded: {counted(count, 'sample')} of {_short(name)}." for name, count in each.excluded.items()]
     return Answer(document=[asdict(each) for each in log], lines=lines)
@@ -137,6 +137,14 @@ def _amend(stream: Stream, weights: str | None, exclude: list[str], note: str) -
     """Make the changes that options name."""
     if weights or exclude:
         stream.amend(weights=_weights(weights), exclude=_exclude(exclude), note=note)
+
+
+def _begin(change: Amendment) -> str:
+    """Where a change takes effect."""
+    if change.from_step == change.step:
+        return f"step {change.step:,} (item {change.item:,})"
+    epoch = "the next window" if change.from_epoch is None else f"epoch {change.from_epoch:,}"
+    return epoch if change.from_step is None else f"{epoch} (step {change.from_step:,})"
 
 
 def _weights(text: str | None) -> dict[str, str] | None:
@@ -170,7 +178,8 @@ def _changes(amendments: Amendments, spec: StreamSpec, known: int) -> list[Datas
     """The effect of amendments, from number `known` on, on each dataset."""
     first, change = amendments.log[known], amendments.log[-1]
     excluded, used = _excluded(amendments, spec, known)
-    drawn = {} if spec.program is not None else amendments.drawn(change.item)
+    countable = spec.program is None and not spec.makers and amendments.counts_samples
+    drawn = amendments.drawn(amendments.positions[-1]) if countable else {}
     sizes = {"/".join(leaf.key): len(leaf.leaf.source) for leaf in spec.leaves}
     for unit in units(amendments.mixture):  # removed ones too
         sizes |= {name: row["samples"] for name, row in zip(unit.leaves, unit.rows or (), strict=False) if row}

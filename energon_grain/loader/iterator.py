@@ -18,6 +18,8 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, EnergonGrainError, public, shorten
 from energon_grain.host_processes import gather_cursor, with_agreement
 from energon_grain.loader.checkpoint_file import read_state, write_process_state, write_state
+from energon_grain.replicas.sequence_slice import SequenceSlice, with_slice
+from energon_grain.replicas.stream import ReplicaStream
 from energon_grain.samples.subscripts import Item
 from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.cursor import Cursor
@@ -264,6 +266,7 @@ def get_savable_loader(
     prefetch_factor: int = 2,
     cache_pool: CachePool | None = None,
     on_change: OnChange = "refuse",
+    sequence_slice: SequenceSlice | None = None,
     **energon: Unpack[EnergonArguments],
 ) -> SavableDataLoader[Item]:
     """Return a loader for a dataset, with threads, prefetching and state.
@@ -290,6 +293,7 @@ def get_savable_loader(
             `NoCachePool`.
         on_change: If a state that is restored belongs to another configuration; see `Stream.restore`. It also holds
             where a framework restores: `set_state`, Orbax.
+        sequence_slice: The part of each sequence that this process gets. Default: all of it.
         **energon: See `EnergonArguments`.
 
     Returns:
@@ -299,9 +303,16 @@ def get_savable_loader(
         ConfigError: The configuration of the dataset is invalid.
         EmptyDatasetError: There is no sample, or no complete batch.
     """
-    config = with_agreement(config_to_run(dataset, worker_config), jax_processes())
-    dataset = watched(dataset, energon)
-    stream = Stream.of(dataset, worker_config=config, prefetch_factor=prefetch_factor, cache_pool=cache_pool)
+    processes = jax_processes()
+    config = with_agreement(config_to_run(dataset, worker_config), processes)
+    stream = ReplicaStream.joined(
+        watched(dataset, energon),
+        processes,
+        with_slice(sequence_slice, config),
+        worker_config=config,
+        prefetch_factor=prefetch_factor,
+        cache_pool=cache_pool,
+    )
     stream.on_change = on_change
     return SavableDataLoader(stream)
 

@@ -9,7 +9,7 @@ import logging
 import operator
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Literal, Protocol, Self
@@ -474,20 +474,7 @@ class Stream:
         in_workers = self._workers > 0 and not self.spec.assembly_seeds_globals
         try:
             with cancelled_by(self._shutdown.cancellation):
-                production = Production(
-                    spec=self.spec,
-                    share=self.share,
-                    stage=self._stage,
-                    batches=self._batches,
-                    drops=self._drops,
-                    config=self.config,
-                    pool=pool,
-                    shutdown=self._shutdown,
-                    progress=self._behind,
-                    finish=self._finish,
-                    outlet=self.outlet,
-                    in_workers=in_workers,
-                )
+                production = self._made_by(pool, in_workers)
             ahead = None
             if in_workers and pool is not None:
                 capacity = self._prefetch_factor * pool.workers
@@ -501,6 +488,23 @@ class Stream:
             self._stop()
             raise
         return self._unreported
+
+    def _made_by(self, pool: WorkerPool | None, in_workers: bool) -> Iterable[Step]:
+        """The steps from here on, made by workers; None: in `next`."""
+        return Production(
+            spec=self.spec,
+            share=self.share,
+            stage=self._stage,
+            batches=self._batches,
+            drops=self._drops,
+            config=self.config,
+            pool=pool,
+            shutdown=self._shutdown,
+            progress=self._behind,
+            finish=self._finish,
+            outlet=self.outlet,
+            in_workers=in_workers,
+        )
 
     def _workers_ready(self) -> WorkerPool | None:
         """The workers, made on first use; None: no workers."""

@@ -9,12 +9,13 @@ import operator
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, cast
 
 from energon_grain.errors import ConfigError, DecodingError, public
 from energon_grain.storage.cores import usable_cores
+from energon_grain.stream.extensions import OF_SHARDING, REPLICAS, extension
 
 IN_A_WORKER = "In a worker process:\n"
 """Start of the note that holds the traceback of an error from another process."""
@@ -172,12 +173,15 @@ class WorkerConfig:
             end together. Loaders provide it if a distributed framework is initialised.
         workers: A `Pool` whose workers encode the chunks, in place of `num_workers` and `worker_type`. It may serve
             several loaders.
+        replicas: Lists of processes that need the same batches, such as `[[0, 1], [2, 3]]`: each list is one data rank.
+            `rank` and `world_size` are then those of the whole job (default: of the distributed framework), and
+            become those of the data. One process of each list and node reads, and hands batches on in memory.
     """
 
     worker_types: ClassVar[tuple[str, ...]] = ("thread", "process", "ray")
 
-    rank: int
-    world_size: int
+    rank: int = -1
+    world_size: int = -1
     num_workers: int | Literal["auto"] = 0
     data_parallel_group: Any = field(default=None, compare=False, repr=False)
     seed_offset: int = field(default=0, compare=False)
@@ -189,9 +193,12 @@ class WorkerConfig:
     prefetch_bytes: int = field(default=512 << 20, compare=False, repr=False)
     any_host: Callable[[bool], bool] | None = field(default=None, compare=False, repr=False)
     workers: Any = field(default=None, compare=False, repr=False)
+    replicas: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self._take_integers()
+        if self.replicas is not None:
+            extension(REPLICAS)(self)
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"WorkerConfig(rank={self.rank}, world_size={self.world_size}): rank must be in [0, world_size)"
@@ -241,7 +248,7 @@ class WorkerConfig:
 
         Without it (or without jax) there is one host.
         """
-        rank, world_size = _jax_process()
+        rank, world_size = cls.process_of_job()
         return cls(
             rank=rank,
             world_size=world_size,
@@ -249,6 +256,27 @@ class WorkerConfig:
             data_parallel_group=data_parallel_group,
             workers=workers,
         )
+
+    @classmethod
+    def of_sharding(cls, sharding: Any, *, global_shape: Sequence[int], **options: Any) -> Self:
+        """The configuration of this process for batches with a JAX sharding.
+
+        Processes whose devices need the same rows are replicas: one of them on each node reads.
+
+        Args:
+            sharding: A `jax.sharding.Sharding` of the global batch.
+            global_shape: Shape of the global batch; the first dimension is samples.
+            **options: Further fields.
+
+        Raises:
+            ConfigError: The rows of two processes overlap in part, or differ in number.
+        """
+        return cls(**extension(OF_SHARDING)(sharding, global_shape), **options)
+
+    @staticmethod
+    def process_of_job() -> tuple[int, int]:
+        """(index, number) of this process in the job, from the distributed framework; (0, 1) without one."""
+        return _jax_process()
 
     @property
     def most_workers(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from amended_runs import DROPPED, GLOBAL_BATCH, LANES, Packing, Plain, Run, Skipping, write_data
+from amended_runs import GLOBAL_BATCH, LANES, Packing, Plain, Run, Skipping, write_data
 
 from energon_grain import (
     BatchDataset,
@@ -108,7 +108,6 @@ def test_a_recorded_run_replays_without_losses(data: Path, encoder: type[Plain])
 
 def test_every_dataset_continues_where_it_is(data: Path) -> None:
     rng = random.Random(3)
-    DROPPED.clear()
     run = started(data)
     for _ in range(60):
         run.step(1)

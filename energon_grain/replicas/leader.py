@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replica that reads: it hands each batch on to the others."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import selectors
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from energon_grain.errors import WorkerError
+from energon_grain.processes.worker import Channel, ResultFile, ResultFiles, pickled_parts, write_parts
+from energon_grain.replicas.memory import RELEASE, Holds
+from energon_grain.replicas.node import Node
+from energon_grain.sources.source import Source
+from energon_grain.storage.cancellation import raise_if_cancelled
+from energon_grain.stream.steps import Step
+
+_logger = logging.getLogger("energon_grain")
+_POLL_SECONDS = 0.05
+PATIENCE_SECONDS = 10.0
+"""Time that this process waits for slow replicas before it logs who they are."""
+
+
+class Message(NamedTuple):
+    """What a replica receives for a step.
+
+    Attributes:
+        number: Number of the message.
+        generation: How often the replicas went to another place, by restoring, seeking, skipping or a new pass.
+        step: Number of the step since then.
+        sizes: Sizes in bytes of the parts of the file; empty: there is no file.
+        error: Raised in place of the step; None with empty sizes: the pass has ended.
+    """
+
+    number: int
+    generation: int
+    step: int
+    sizes: tuple[int, ...] = ()
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class _Handed:
+    """A batch that was handed on, and the ranks that have not released it."""
+
+    file: ResultFile
+    step: int
+    ranks: set[int]
+    reuse: bool = True
+
+
+class Leader:
+    """Writes batches into files in memory, and sends their descriptors to the other replicas of its node.
+
+    It never waits for a replica that has ended.
+
+    Args:
+        node: The replicas of this node.
+        depth: Maximum number of batches that some replica has not released.
+        ends: Connections of other replicas. More may connect later.
+    """
+
+    def __init__(self, node: Node, depth: int, ends: Mapping[int, socket.socket]) -> None:
+        self._node = node
+        self._depth = depth
+        self._new_files = ResultFiles(most=0)
+        self._free: list[ResultFile] = []
+        self._handed: dict[int, _Handed] = {}
+        self._next = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        self._ends: dict[int, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        own, releases = socket.socketpair()
+        self._own = Holds(depth - 1, own)
+        self._own_end = own
+        self._add(node.rank, releases)
+        for rank, end in ends.items():
+            self._add(rank, end)
+        self._selector.register(node.listener, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._listen, name="energon-grain-replicas", daemon=True)
+        self._thread.start()
+        _open.add(self)
+
+    def _add(self, rank: int, end: socket.socket) -> None:
+        self._ends[rank] = end
+        self._selector.register(end, selectors.EVENT_READ, rank)
+
+    def _listen(self) -> None:
+        """Take releases and new connections until closed. The end of a connection releases all of its batches."""
+        while not self._closed:
+            for key, _ in self._selector.select(_POLL_SECONDS * 2):
+                if key.data is None:
+                    self._connect()
+                else:
+                    self._receive(key.data)
+
+    def _connect(self) -> None:
+        with suppress(OSError):
+            accepted = self._node.accept()
+            if accepted is not None:
+                with self._changed:
+                    self._add(*accepted)
+
+    def _receive(self, rank: int) -> None:
+        end = self._ends[rank]
+        try:
+            data = end.recv(RELEASE.size, socket.MSG_WAITALL)
+        except OSError:
+            data = b""
+        with self._changed:
+            if len(data) == RELEASE.size:
+                number, reuse = RELEASE.unpack(data)
+                self._release(number, rank, reuse=bool(reuse))
+            else:
+                self._selector.unregister(end)
+                del self._ends[rank]
+                end.close()
+                for number in tuple(self._handed):  # it may have closed only its loader, and still use batches
+                    self._release(number, rank, reuse=False)
+            self._changed.notify_all()
+
+    def _release(self, number: int, rank: int, *, reuse: bool) -> None:
+        handed = self._handed.get(number)
+        if handed is None or rank not in handed.ranks:
+            return
+        handed.ranks.discard(rank)
+        handed.reuse &= reuse
+        if not handed.ranks:
+            del self._handed[number]
+            if handed.reuse:
+                self._free.append(handed.file)
+
+    def hand_on(self, generation: int, number: int, step: Step, sources: list[Source]) -> Step:
+        """Hand a step on, and return it as the other replicas get it.
+
+        Args:
+            generation: See `Message`.
+            number: Number of the step in its generation.
+            step: The step.
+            sources: This process's sources.
+
+        Raises:
+            WorkerError: The batch cannot be pickled, or there are too many open files.
+        """
+        parts = _parts(step, sources)
+        self._wait()
+        with self._changed:
+            file = self._free.pop() if self._free else self._new_files.take()
+        write_parts(file.descriptor, parts)
+        sizes = tuple(part.nbytes for part in parts)
+        del parts
+        with self._changed:
+            ends = dict(self._ends)
+            message = Message(self._next, generation, number, sizes)
+            self._handed[message.number] = _Handed(file, step.progress.step - 1, set(ends))
+            self._next += 1
+        self._send(ends, message, file.descriptor)
+        return self._own.load(message.number, file.descriptor, sizes, sources)
+
+    def end(self, generation: int, number: int, error: Exception | None = None) -> None:
+        """Tell the other replicas that the pass has ended, or that the next step raises an error."""
+        if error is not None:
+            error = _copy(error)
+            error.add_note(f"raised by rank {self._node.rank}, which reads for this rank")
+        with self._changed:
+            ends = dict(self._ends)
+            message = Message(self._next, generation, number, error=error)
+            self._next += 1
+        self._send(ends, message, None)
+
+    def _send(self, ends: dict[int, socket.socket], message: Message, file: int | None) -> None:
+        data = pickle.dumps(message)
+        for rank, end in sorted(ends.items()):
+            if rank != self._node.rank:
+                with suppress(OSError):  # it has ended, which the thread notices
+                    Channel(end).send(data, file)
+
+    def _wait(self) -> None:
+        """Wait until there is space for a batch; name those who have none."""
+        began = time.monotonic()
+        logged = False
+        with self._changed:
+            while len(self._handed) >= self._depth:
+                raise_if_cancelled()
+                self._changed.wait(_POLL_SECONDS)
+                if not logged and time.monotonic() - began > PATIENCE_SECONDS:
+                    logged = True
+                    _logger.warning(
+                        "rank %d cannot read on for %.0f s: %s", self._node.rank, PATIENCE_SECONDS, self.holders()
+                    )
+
+    def holders(self) -> str:
+        """Return which replicas have not released which batches."""
+        with self._changed:
+            found: dict[int, list[int]] = {}
+            for handed in self._handed.values():
+                for rank in handed.ranks:
+                    found.setdefault(rank, []).append(handed.step)
+        most = max(map(len, found.values()), default=0)
+        return ", ".join(
+            f"rank {rank} holds {_ranges(steps)}" for rank, steps in sorted(found.items()) if len(steps) == most
+        )
+
+    def close(self) -> None:
+        """Close all connections. Batches that were handed on stay valid."""
+        self._closed = True
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self.close_ends()
+        self._selector.close()
+        self._free.clear()
+
+    def close_ends(self) -> None:
+        """Close the sockets."""
+        _open.discard(self)
+        for end in (*self._ends.values(), self._own_end):
+            end.close()
+
+
+def _ranges(steps: list[int]) -> str:
+    first, last = min(steps), max(steps)
+    return f"batch {first}" if first == last else f"batches {first} to {last}"
+
+
+def _parts(step: Step, sources: list[Source]) -> list[memoryview]:
+    try:
+        return pickled_parts(step, sources)
+    except Exception as error:
+        raise WorkerError(
+            f"a batch cannot be handed to other replicas: {type(error).__name__}: {error}; return arrays, strings and "
+            f"instances of classes of a module or of the script from hooks, or remove replicas= from WorkerConfig"
+        ) from error
+
+
+def _copy(error: Exception) -> Exception:
+    """The error, if it can be sent; otherwise a WorkerError with its text."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:
+        return WorkerError(f"{type(error).__name__}: {error}")
+
+
+_open: weakref.WeakSet[Leader] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for leader in tuple(_open):
+        leader.close_ends()
+
+
+os.register_at_fork(after_in_child=_in_child)

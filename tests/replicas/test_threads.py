@@ -1,0 +1,212 @@
+"""Replicas get the batches of one reader, with one state, and go to other places together."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from replica_loaders import LENGTH, Rows, Tokens, alone, dataset_of, in_threads, rows
+
+from energon_grain import SequenceSlice, StateError, WorkerConfig, get_savable_loader, stateless
+from energon_grain.replicas import leader as leading
+
+LOOK_AHEAD = 3 * 8 + 256  # batches in memory files, and a chunk
+
+
+@pytest.fixture(scope="module")
+def path(text_dataset: Callable[..., Path]) -> Path:
+    return text_dataset(97)
+
+
+def each_step(loaders: list[Any], count: int) -> list[Rows]:
+    """The next steps, which are the same on all replicas."""
+    found = []
+    for _ in range(count):
+        every = [rows(next(loader)) for loader, _ in loaders]
+        assert every == [every[0]] * len(every)
+        found.append(every[0])
+    return found
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_one_replica_reads_for_all(path: Path, num_workers: int) -> None:
+    files = os.listdir("/dev/shm")
+    with in_threads(path, 3, num_workers=num_workers) as loaders:
+        assert each_step(loaders, 30) == alone(path, 30)
+        decoded = [encoder.decoded for _, encoder in loaders]
+        assert decoded[1:] == [0, 0]
+        states = [loader.save_state_rank() for loader, _ in loaders]
+        assert states == [states[0]] * 3
+        assert [loader.stream.reads for loader, _ in loaders] == [True, False, False]
+        assert os.listdir("/dev/shm") == files
+    encoder = Tokens()
+    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
+    with get_savable_loader(dataset_of(path, config, encoder)) as loader:
+        for _ in range(30):
+            next(loader)
+        assert loader.save_state_rank() == states[0]
+    assert decoded[0] >= 30 * 8
+    if not num_workers:  # otherwise the size of chunks depends on times
+        assert decoded[0] <= encoder.decoded + LOOK_AHEAD
+
+
+def test_a_replica_has_the_state_of_the_batches_that_it_got(path: Path) -> None:
+    with in_threads(path, 2) as loaders:
+        (first, _), (second, _) = loaders
+        for _ in range(2):
+            next(first)
+        next(second)
+        assert (first.save_state_rank()["step"], second.save_state_rank()["step"]) == (2, 1)
+
+
+def test_changes_of_one_replica_do_not_reach_another(path: Path) -> None:
+    with in_threads(path, 2) as loaders:
+        (first, _), (second, _) = loaders
+        batch = next(first)
+        expected = batch["tokens"].copy()
+        batch["tokens"][:] = -1
+        other = next(second)["tokens"]
+        assert np.array_equal(other, expected)
+        other[:] = -2
+        assert (batch["tokens"] == -1).all()
+
+
+def test_replicas_go_to_other_places_together(path: Path) -> None:
+    expected = alone(path, 60)
+    with in_threads(path, 2) as loaders:
+        each_step(loaders, 3)
+        state = loaders[1][0].save_state_rank()
+        each_step(loaders, 4)
+        for loader, _ in loaders:
+            loader.restore_state_rank(state)
+        assert each_step(loaders, 3) == expected[3:6]
+        for loader, _ in loaders:
+            loader.stream.skip(10)
+        assert each_step(loaders, 2) == expected[16:18]
+        for loader, _ in loaders:
+            loader.stream.seek(50)
+        assert each_step(loaders, 2) == expected[50:52]
+        assert loaders[1][0].save_state_rank()["step"] == 52
+        assert loaders[1][0].which(3) == loaders[0][0].which(3)
+
+
+def test_replicas_begin_passes_together(path: Path) -> None:
+    def passes(loader: Any) -> list[list[Rows]]:
+        return [[rows(batch) for batch in loader] for _ in range(3)]
+
+    options = {"repeat": False, "max_samples_per_sequence": None}
+    config = WorkerConfig(rank=0, world_size=1)
+    with get_savable_loader(dataset_of(path, config, **options)) as loader:
+        expected = passes(loader)
+    with in_threads(path, 2, **options) as loaders:
+        for number in range(3):
+            found: list[list[Rows]] = [[], []]
+            iterators = [iter(loader) for loader, _ in loaders]
+            for batches in zip(*iterators, strict=True):
+                for own, batch in zip(found, batches, strict=True):
+                    own.append(rows(batch))
+            assert found == [expected[number]] * 2
+
+
+def test_a_place_of_one_replica_only_is_an_error(path: Path) -> None:
+    with in_threads(path, 2) as loaders:
+        each_step(loaders, 1)
+        (first, _), (second, _) = loaders
+        first.stream.seek(20)
+        with ThreadPoolExecutor(1) as thread:
+            ahead = thread.submit(next, first)  # it waits for the batches that were handed on before
+            with pytest.raises(StateError, match="rank 0, which reads for this rank, went to another place"):
+                for _ in range(9):
+                    next(second)
+            second.stream.seek(20)
+            expected = alone(path, 21)[20]
+            assert rows(next(second)) == expected
+            assert rows(ahead.result()) == expected
+
+
+class Fails(Tokens):
+    """Fails once, at a sample."""
+
+    failed = False
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        return super().encode_sample(sample)
+
+    @stateless
+    def encode_batch(self, batch: Any) -> Any:
+        if self.failed:
+            raise OSError("no space left")
+        return batch
+
+
+def test_an_error_is_raised_on_all_replicas_and_the_next_call_continues(path: Path) -> None:
+    with in_threads(path, 2, num_workers=0, encoders=Fails) as loaders:
+        each_step(loaders, 2)
+        loaders[0][1].failed = True
+        loaders[0][0].stream.config.global_error_handler = None
+        errors = []
+        for loader, _ in loaders:
+            with pytest.raises(Exception, match="no space left") as caught:
+                next(loader)
+            errors.append(caught.value)
+        assert type(errors[0]) is type(errors[1])
+        assert "raised by rank 0, which reads for this rank" in errors[1].__notes__
+        loaders[0][1].failed = False
+        assert each_step(loaders, 2) == alone(path, 4)[2:]
+
+
+def test_a_replica_that_keeps_batches_gets_copies(path: Path) -> None:
+    with in_threads(path, 2) as loaders:
+        (first, _), (second, _) = loaders
+        kept, found = [], []
+        for _ in range(20):
+            found.append(rows(next(first)))
+            kept.append(next(second))
+        assert [rows(batch) for batch in kept] == found == alone(path, 20)
+
+
+def test_kept_batches_stay_valid_after_closing(path: Path) -> None:
+    expected = alone(path, 30)
+    with in_threads(path, 2) as loaders:
+        (first, _), (second, _) = loaders
+        next(first)
+        kept = next(second)
+        second.close()
+        assert [rows(next(first)) for _ in range(29)] == expected[1:]
+        assert rows(kept) == expected[0]
+
+
+def test_slow_replicas_are_named(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(leading, "PATIENCE_SECONDS", 0.1)
+    with in_threads(path, 3) as loaders:
+        for _ in range(2):
+            for loader, _ in loaders[:2]:
+                next(loader)
+        gc.collect()
+        with caplog.at_level(logging.WARNING, "energon_grain"):
+            for loader, _ in loaders[:2]:
+                next(loader)
+            while not caplog.records:
+                loaders[0][0].stream.ready  # noqa: B018
+        assert "rank 0 cannot read on for" in caplog.text
+        assert "rank 2 holds batches 0 to 2" in caplog.text
+
+
+def test_each_replica_gets_its_slice_of_sequences(path: Path) -> None:
+    cut = SequenceSlice({"tokens": 1}, dim="cp", kind="contiguous")
+    with (
+        in_threads(path, 2, cut=cut) as loaders,
+        get_savable_loader(dataset_of(path, WorkerConfig(rank=0, world_size=1))) as whole,
+    ):
+        for _ in range(8):
+            parts = [next(loader)["tokens"] for loader, _ in loaders]
+            assert parts[0].shape == (8, LENGTH // 2)
+            assert np.array_equal(np.concatenate(parts, 1), next(whole)["tokens"])
