@@ -387,28 +387,16 @@ def by_state(
     _check_rest(saved, now, amendments.mixture)
     mixtures.note_removed(amendments.mixture, new, saved["leaves"])
     mixtures.know(amendments.mixture, was, new)
-<<<<<<< HEAD
-    known = Share(0, 1, share.lanes) if hosts == 1 else share
-    place = from_cursor(cursor, known, plain.program)
-    cut = None
-    if new.per_step != mixtures.ALONE:
-        running = _running(dataset, plain, amendments, share, cursor)
-        cut = cut_of(running, known, place, hosts=share.hosts, any_host=any_host)
-    own = place if hosts in (1, share.hosts) and known == share else from_cursor(cursor, share, plain.program)
-    changed = append(amendments, new, plain, share, own, note, cut, excluded, configured=True)
-=======
     alone = new.per_step == mixtures.ALONE
     cut = None if alone else _cut_by_state(dataset, plain, cursor, share, amendments, any_host)
     progress = from_cursor(cursor, share, plain.program)
     changed = append(amendments, new, plain, share, progress, note, cut, excluded, configured=True)
->>>>>>> main
     _check_removed(amendments, cut)
     if not changed and not amendments.steps and list(amendments.mixture.names()) == list(new.names()):
         return None  # otherwise the same datasets in another order, which would renumber them
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
 
 
-<<<<<<< HEAD
 def _saved_mixture(
     dataset: SavableDataset,
     plain: StreamSpec,
@@ -423,7 +411,8 @@ def _saved_mixture(
     if was is None:
         raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend")
     return was
-=======
+
+
 def _cut_by_state(
     dataset: SavableDataset,
     plain: StreamSpec,
@@ -440,7 +429,6 @@ def _cut_by_state(
         remember_plans(cursor, running)
     known = Share(0, 1, share.lanes) if cursor["host"][1] == 1 else share  # a state of all hosts knows all lanes
     return cut_of(running, known, from_cursor(cursor, known, plain.program), hosts=share.hosts, any_host=any_host)
->>>>>>> main
 
 
 def _whole(dataset: SavableDataset, plain: StreamSpec, saved: Mapping[str, Any], now: Mapping[str, Any]) -> Mixture:
@@ -501,18 +489,6 @@ def _rename(new: Mixture, exclusions: Exclusions) -> None:
     names = {place: name for name, (place, _) in exclusions.kept.items() if name in exclusions.nodes}
     for unit in mixtures.units(new):
         unit.leaves = tuple(names.get(name, name) for name in unit.leaves)
-
-
-def _running(
-    dataset: SavableDataset, plain: StreamSpec, amendments: Amendments, share: Share, cursor: Cursor
-) -> StreamSpec:
-    """The stream of a state, as far as the place of a change depends on it."""
-    if is_plain(order_of(plain)):
-        return plain
-    running = compiled(dataset, plain, amendments, share)
-    if running.folds:
-        remember_plans(cursor, running)
-    return running
 
 
 def append(
