@@ -129,6 +129,11 @@ class Amendments:
             rounds[share.host :: share.hosts] += self.ahead[number]
         return rounds
 
+    def keep(self, count: int) -> None:
+        """Forget all amendments but the first ones, except in the mixture."""
+        del self.steps[count:], self.cuts[count:], self.ahead[count:]
+        self.spec = None
+
     def texts(self) -> list[str]:
         """The field of a state: the log, which is the same on all hosts, and `ahead` of this host's lanes."""
         cuts = ([] if cut is None else [cut.position, cut.step, cut.epoch] for cut in self.cuts)

@@ -28,7 +28,7 @@ def amendments_until(cursor: Mapping[str, Any], step: int) -> list[str]:
     share = Share(host, hosts, cursor["lanes"])
     found = Amendments.of_texts(cursor["amendments"], share, (host, hosts))
     kept = sum(begin <= step for begin, _, _ in found.steps)
-    del found.steps[kept:], found.ahead[kept:]
+    found.keep(kept)
     _cut(found.mixture, kept)
     return found.texts() if found.steps or _differs(found.mixture, cursor) else []
 
