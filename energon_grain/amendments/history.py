@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +23,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.amendments import mixture as mixtures
+from energon_grain.amendments import anchors, mixture as mixtures
 from energon_grain.amendments.cuts import AnyHost, Cut, blend_of, cut_of, is_plain, order_of, require_cut
 from energon_grain.amendments.epochs import EpochSegments
-from energon_grain.amendments.lane_rows import pack_lane_rows, unpack_lane_rows
+from energon_grain.amendments.lane_rows import pack_anchors, pack_lane_rows, unpack_anchors, unpack_lane_rows
 from energon_grain.amendments.mixture import Mixture
 from energon_grain.amendments.removed import RemovedLeaf
 from energon_grain.datasets.dataset import SavableDataset
@@ -33,6 +34,7 @@ from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.mixtures import AmendedAt
 from energon_grain.errors import AmendmentError, StateError
 from energon_grain.samplers.blend import lane_rounds
+from energon_grain.samplers.routing import RouteTree
 from energon_grain.stream.cursor import Cursor, from_cursor, remember_plans, saved_manifest
 from energon_grain.stream.passes import Progress, Share
 from energon_grain.stream.spec import Resolved, StreamSpec
@@ -40,6 +42,8 @@ from energon_grain.stream.state import Rounds, walk
 
 Int64Array = npt.NDArray[np.int64]
 _MAX_TEXT = 1 << 24
+KEPT = 32
+"""The last amendments, which are in every state. Earlier ones are in saved states."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +82,10 @@ class Amendments:
         ahead: Samples that each lane of this host had taken beyond its items at each amendment, (lanes,) each.
         resolved: Leaves that the configuration does not have, opened, by key.
         spec: The compiled stream, once it is known.
+        before: Number of earlier amendments that are not known, and the digest of the last of them.
+        digests: Of each and all before it: 8 bytes of BLAKE2b, in hexadecimal, of the one before, the step, item and
+            note, and for each blend that changed its first leaf, "#" or "~", and its weights.
+        differs: Whether lanes had ever taken more than their items: hosts know this of their own lanes only.
     """
 
     mixture: Mixture
@@ -86,6 +94,10 @@ class Amendments:
     ahead: list[Int64Array] = field(default_factory=list[Int64Array])
     resolved: dict[str, Resolved] = field(default_factory=dict[str, Resolved])
     spec: StreamSpec | None = None
+    before: tuple[int, str] = (0, "")
+    digests: list[str] = field(default_factory=list[str])
+    differs: bool = False
+    _texts: dict[bool, list[str]] = field(default_factory=dict[bool, list[str]], init=False)
 
     @property
     def log(self) -> list[Amendment]:
@@ -106,6 +118,21 @@ class Amendments:
                 )
             )
         return found
+
+    def digest(self) -> None:
+        """Append the digests that `digests` lacks."""
+        first = len(self.digests)
+        changes: list[list[tuple[str, str, list[Any]]]] = [[] for _ in self.steps[first:]]
+        for blend in anchors.blends(self.mixture):
+            for start, weights in reversed(blend.segments):
+                if isinstance(start, str) and int(start[1:]) < first:
+                    break
+                if isinstance(start, str):
+                    changes[int(start[1:]) - first].append((next(blend.names()), start[0], list(weights)))
+        for step, change in zip(self.steps[first:], changes, strict=True):
+            before = self.digests[-1] if self.digests else self.before[1]
+            said = json.dumps([before, *step, change], separators=(",", ":"))
+            self.digests.append(hashlib.blake2b(said.encode(), digest_size=8).hexdigest())
 
     def drawn(self, item: int) -> dict[str, float]:
         """About how many of the first items of the run are from each dataset, by the key of its (first) leaf."""
@@ -129,36 +156,107 @@ class Amendments:
             rounds[share.host :: share.hosts] += self.ahead[number]
         return rounds
 
-    def keep(self, count: int) -> None:
-        """Forget all amendments but the first ones, except in the mixture."""
-        del self.steps[count:], self.cuts[count:], self.ahead[count:]
-        self.spec = None
+    def texts(self, share: Share, *, saved: bool) -> list[str]:
+        """The field of a state: the log, which is the same on all hosts, and `ahead` of this host's lanes.
 
-    def texts(self) -> list[str]:
-        """The field of a state: the log, which is the same on all hosts, and `ahead` of this host's lanes."""
+        After more than `KEPT` amendments these are the last ones, followed by the anchors of their mixture. A saved
+        state then has the texts of all amendments, too.
+        """
+        if saved not in self._texts:
+            last = self._last()
+            texts = self._own_texts(share) if last is None or saved else []
+            self._texts[saved] = texts if last is None else [*last._own_texts(share), *texts]
+        return self._texts[saved]
+
+    def _own_texts(self, share: Share) -> list[str]:
         cuts = ([] if cut is None else [cut.position, cut.step, cut.epoch] for cut in self.cuts)
-        rows = [[*step, *cut] for step, cut in zip(self.steps, cuts, strict=True)]
-        said = json.dumps([mixtures.packed(self.mixture), rows], separators=(",", ":"), ensure_ascii=False)
-        return [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(self.ahead)]
+        steps = [[*step, *cut] for step, cut in zip(self.steps, cuts, strict=True)]
+        log = [mixtures.packed(self.mixture), steps, *([list(self.before)] if self.before[0] else [])]
+        said = json.dumps(log, separators=(",", ":"), ensure_ascii=False)
+        texts = [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(self.ahead)]
+        if not self.before[0]:
+            return texts
+        rows = anchors.rows_of(self.mixture, share.lanes)
+        return [*texts, pack_anchors(rows[:, share.host :: share.hosts] if self.differs else rows)]
+
+    def _last(self) -> Amendments | None:
+        """The last of them alone; None: these are few, or the mixture has no anchors."""
+        count = len(self.steps) - KEPT
+        routes = None if self.spec is None or count <= 0 else routes_of(self.spec)
+        mixture = anchors.shortened(self.mixture, routes, count)
+        waiting = (cut is not None and cut.position > self.steps[count][1] for cut in self.cuts[: max(0, count)])
+        if mixture is None or any(waiting):
+            return None
+        return Amendments(
+            mixture=mixture,
+            steps=self.steps[count:],
+            cuts=self.cuts[count:],
+            ahead=self.ahead[count:],
+            before=(self.before[0] + count, self.digests[count - 1]),
+            digests=self.digests[count:],
+            differs=self.differs,
+        )
 
     @classmethod
     def of_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
         """Read the field of a state, for the lanes of a host. Raises StateError if it is damaged or of other lanes."""
         try:
-            unpacking = zlib.decompressobj()
-            said = unpacking.decompress(base64.b64decode(texts[0], validate=True), _MAX_TEXT)
-            if not unpacking.eof:
-                raise ValueError("it is cut short")
-            tree, rows = json.loads(said)
-            mixture = mixtures.unpacked(tree)
-            if not isinstance(mixture, Mixture):
-                raise ValueError("it has no blend")
-            steps = [(int(step), int(item), str(note)) for step, item, note, *_ in rows]
-            cuts = [_cut_in(cut) for _, _, _, *cut in rows]
-            ahead = _ahead_of(texts[1], len(steps), share, saved_by)
+            if len(texts) <= 4:  # the fourth is the name of a file with the rest, see `log_file`
+                return cls._of_own_texts(texts, share, saved_by)
+            last, whole = (cls._of_own_texts(each, share, saved_by) for each in (texts[:3], texts[3:]))
+            anchors.resume(whole.mixture, last.mixture)
         except (ValueError, TypeError, LookupError, AttributeError, zlib.error, RecursionError) as error:
             raise StateError(f"the state's 'amendments' are damaged: {error}") from error
-        return cls(mixture=mixture, steps=steps, cuts=cuts, ahead=ahead)
+        return whole
+
+    @classmethod
+    def _of_own_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
+        unpacking = zlib.decompressobj()
+        said = unpacking.decompress(base64.b64decode(texts[0], validate=True), _MAX_TEXT)
+        if not unpacking.eof:
+            raise ValueError("it is cut short")
+        tree, rows, *before = json.loads(said)
+        mixture = mixtures.unpacked(tree)
+        if not isinstance(mixture, Mixture):
+            raise ValueError("it has no blend")
+        steps = [(int(step), int(item), str(note)) for step, item, note, *_ in rows]
+        cuts = [_cut_in(cut) for _, _, _, *cut in rows]
+        ahead = _ahead_of(texts[1], len(steps), share, saved_by)
+        found = cls(mixture=mixture, steps=steps, cuts=cuts, ahead=ahead, differs=bool(texts[1]))
+        if before:
+            found.before = int(before[0][0]), str(before[0][1])
+            own = unpack_anchors(texts[2])
+            found.differs |= own.shape[1] != share.lanes
+            anchors.take_rows(mixture, _lanes_of(own, share, saved_by, differs=found.differs))
+        found.digest()
+        return found
+
+
+def routes_of(spec: StreamSpec) -> RouteTree | None:
+    """The routers of a stream that has one order; None: it has several, or none."""
+    orders = [spec.index_map] if spec.program is None else [feed.order for feed in spec.program.feeds]
+    return None if len(orders) != 1 or orders[0] is None else orders[0].routes
+
+
+def _lanes_of(rows: Int64Array, share: Share, saved_by: tuple[int, int], *, differs: bool) -> Int64Array:
+    """Numbers of all lanes; those of other hosts are 0 if they differ, as for `Amendments.begin`."""
+    if rows.shape[1] == share.lanes and not differs:
+        return rows
+    own = slice(share.host, None, share.hosts)
+    if rows.shape[1] == share.lanes:
+        rows = rows[:, own]
+    elif saved_by != (share.host, share.hosts):
+        raise _own_lanes_only(saved_by)
+    found = np.zeros((len(rows), share.lanes), np.int64)
+    found[:, own] = rows
+    return found
+
+
+def _own_lanes_only(saved_by: tuple[int, int]) -> StateError:
+    return StateError(
+        f"the state of host {saved_by[0]} of {saved_by[1]} knows where amendments begin in its own lanes only; save "
+        f"with `save_state_global` or the checkpoint handler, which keep all hosts'"
+    )
 
 
 def _cut_in(row: list[Any]) -> Cut | None:
@@ -181,10 +279,7 @@ def _ahead_of(text: str, count: int, share: Share, saved_by: tuple[int, int]) ->
     if (host, hosts) == (share.host, share.hosts):
         return list(found)
     if hosts != 1:
-        raise StateError(
-            f"the state of host {host} of {hosts} knows where amendments begin in its own lanes only; save with "
-            f"`save_state_global` or the checkpoint handler, which keep all hosts'"
-        )
+        raise _own_lanes_only(saved_by)
     share.require_whole_lanes("the mixture was amended, and samples were dropped or held then")
     return list(found[:, share.host :: share.hosts])
 
@@ -292,6 +387,8 @@ def record(
     amendments.steps.append((progress.step, progress.item, note))
     amendments.cuts.append(cut)
     amendments.ahead.append(ahead)
+    amendments.differs |= bool(ahead.any())
+    amendments.digest()
 
 
 def _check_removed(amendments: Amendments, cut: Cut | None) -> None:

@@ -85,7 +85,9 @@ def _copy_of(before: Amendments | None) -> Amendments | None:
     if before is None:
         return None
     mixture, steps, ahead = _copied(before.mixture), [*before.steps], [*before.ahead]
-    return dataclasses.replace(before, mixture=mixture, steps=steps, cuts=[*before.cuts], ahead=ahead)
+    return dataclasses.replace(
+        before, mixture=mixture, steps=steps, cuts=[*before.cuts], ahead=ahead, digests=[*before.digests]
+    )
 
 
 def _reweighted(

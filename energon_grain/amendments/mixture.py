@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, cast
 
+import numpy as np
+
 from energon_grain.amendments.epochs import amended_epochs
 from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.datasets.leaf import LeafDataset
@@ -21,7 +23,7 @@ from energon_grain.datasets.lowering import nodes_below
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, amended_blend
 from energon_grain.errors import AmendmentError
 from energon_grain.mixture_shares import leaf_count, pass_length
-from energon_grain.samplers.weights import exact, integer_weights
+from energon_grain.samplers.weights import Anchor, exact, integer_weights
 
 Start = int | str
 """Where a segment begins: at a position of the blend; "#n", at amendment n; or "~n", the same without new phases."""
@@ -66,6 +68,8 @@ class Mixture:
         kind: `WEIGHTS`, `REPETITIONS`, or the unit of weights that are shares of costs.
         lengths: Of a blend by repetitions: samples of each child.
         node: Its description.
+        anchor: If earlier segments are unknown: where the first of these begins.
+        resumed: Where a later segment begins, to make those before it only when they are needed.
     """
 
     segments: list[tuple[Start, Row]]
@@ -74,6 +78,8 @@ class Mixture:
     kind: str = WEIGHTS
     lengths: list[int] = field(default_factory=list[int])
     node: SavableDataset | None = None
+    anchor: Anchor | None = None
+    resumed: Anchor | None = None
 
     def names(self) -> Iterator[str]:
         """Keys of all leaves below, removed ones too, in document order."""
@@ -368,9 +374,11 @@ def packed(tree: Unit | Mixture) -> list[Any]:
     """A mixture as JSON."""
     if isinstance(tree, Unit):
         return [list(tree.leaves), *([] if tree.rows is None else [tree.rows, int(tree.removed)])]
-    lengths = [tree.lengths] if tree.lengths else []
+    more = [tree.lengths] if tree.lengths else []
+    if tree.anchor is not None:
+        more = [[tree.anchor.number, int(tree.anchor.phases is not None)]]
     kind = tree.per_step if tree.kind == WEIGHTS else tree.kind
-    return [kind, list(map(list, tree.segments)), list(map(packed, tree.children)), *lengths]
+    return [kind, list(map(list, tree.segments)), list(map(packed, tree.children)), *more]
 
 
 def unpacked(value: Any) -> Unit | Mixture:
@@ -379,16 +387,24 @@ def unpacked(value: Any) -> Unit | Mixture:
         names, *rest = value
         rows, removed = rest or (None, False)
         return Unit(tuple(map(str, names)), rows=None if rows is None else list(map(dict, rows)), removed=bool(removed))
-    kind, segments, children, *lengths = value
+    kind, segments, children, *more = value
     mixture = Mixture(segments=[], children=list(map(unpacked, children)))
     if isinstance(kind, str):
         mixture.kind = kind
-        mixture.lengths = [int(each) for each in (lengths[0] if lengths else ())]
+        mixture.lengths = [int(each) for each in (more[0] if more else ())]
     else:
         mixture.per_step = int(kind)
+        mixture.anchor = _empty_anchor(*more[0]) if more else None
     number = str if mixture.kind == REPETITIONS else int
     mixture.segments = [(start, [number(weight) for weight in weights]) for start, weights in segments]
     return mixture
+
+
+def _empty_anchor(number: int, smooth: int) -> Anchor:
+    """An anchor that `anchors.take_rows` completes."""
+    nothing = np.zeros((0, 0), np.int64)
+    phases = nothing.view(np.uint64) if smooth else None
+    return Anchor(number=int(number), rounds=nothing, counts=nothing, tail=nothing, phases=phases)
 
 
 def rebuilt(
@@ -413,17 +429,30 @@ def rebuilt(
             raise AmendmentError(
                 f"{child.leaves[0]}: a combination of datasets cannot be removed; give it the weight 0"
             )
-    schedule = tuple(
+    schedule: list[tuple[Any, tuple[int | Fraction, ...]]] = [
         (
             amendment(int(start[1:]), start[0] == "~") if isinstance(start, str) else start,
             tuple(map(_number, weights)),
         )
         for start, weights in mixture.segments
-    )
+    ]
     if isinstance(mixture.node, BlendEpochizedDataset):
-        return amended_epochs(mixture.node, tuple(children), schedule)
+        return amended_epochs(mixture.node, tuple(children), tuple(schedule))
     assert isinstance(mixture.node, BlendDataset)
-    return amended_blend(mixture.node, tuple(children), schedule)
+    return amended_blend(mixture.node, tuple(children), _resumed(mixture, schedule))
+
+
+def _resumed(
+    mixture: Mixture, schedule: list[tuple[Any, tuple[int | Fraction, ...]]]
+) -> tuple[tuple[Any, tuple[int | Fraction, ...]], ...]:
+    """The segments of a mixture with its anchors."""
+    if mixture.anchor is not None:
+        schedule[0] = mixture.anchor, schedule[0][1]
+    if mixture.resumed is not None:
+        known = mixture.resumed.number - (0 if mixture.anchor is None else mixture.anchor.number)
+        earlier, schedule = schedule[:known], schedule[known:]
+        schedule[0] = dataclasses.replace(mixture.resumed, earlier=earlier), schedule[0][1]
+    return tuple(schedule)
 
 
 def _number(weight: int | str) -> int | Fraction:
