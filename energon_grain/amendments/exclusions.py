@@ -373,26 +373,40 @@ class Excluding:
         drops = self._not_closed()
         if not drops:
             return spec
-        if spec.same_pass and not spec.endless:
-            raise AmendmentError(
-                "exclude: each pass of this dataset repeats the first one; exclude the samples in the configuration "
-                "(`exclude` of split.yaml, `where`), and begin the next pass with it"
-            )
+        _check_drops(spec)
         twins = {number: len(spec.leaves) + place for place, number in enumerate(drops)}
         spec = dataclasses.replace(spec, leaves=(*spec.leaves, *(_twin(spec.leaves[number]) for number in drops)))
-        entries = [(number, each) for number, own in drops.items() for each in own]
         if spec.program is None:
-            dropped = [_dropped(each, number, twins, spec.order, begins) for number, each in entries]
-            return dataclasses.replace(spec, index_map=ExcludingMap.of(spec.order, dropped))
-        feeds = list(spec.program.feeds)
-        if len(feeds) != 1:
-            raise AmendmentError(
-                "exclude: datasets below a blend or a concatenation filter, group or pack; move these steps above it"
-            )
-        order, stripe = feeds[0].order, feeds[0].stripe
-        dropped = [_dropped(each, number, twins, order, begins, stripe) for number, each in entries]
-        put(feeds[0], order=ExcludingMap.of(order, dropped))  # of this compilation alone
+            return dataclasses.replace(spec, index_map=_excluding(spec.order, drops, twins, begins))
+        feed = spec.program.feeds[0]
+        put(feed, order=_excluding(feed.order, drops, twins, begins, feed.stripe))  # of this compilation alone
         return spec
+
+
+def _check_drops(spec: StreamSpec) -> None:
+    """Raise AmendmentError if samples of a stream cannot be dropped."""
+    if spec.same_pass and not spec.endless:
+        raise AmendmentError(
+            "exclude: each pass of this dataset repeats the first one; exclude the samples in the configuration "
+            "(`exclude` of split.yaml, `where`), and begin the next pass with it"
+        )
+    if spec.program is not None and len(spec.program.feeds) > 1:
+        raise AmendmentError(
+            "exclude: datasets below a blend or a concatenation filter, group or pack; move these steps above it"
+        )
+
+
+def _excluding(
+    order: IndexMap,
+    drops: Mapping[int, Sequence[Exclusion]],
+    twins: Mapping[int, int],
+    begins: Sequence[Int64Array],
+    stripe: int = 1,
+) -> ExcludingMap:
+    """An order without the excluded samples of leaves."""
+    return ExcludingMap.of(
+        order, [_dropped(each, leaf, twins, order, begins, stripe) for leaf, own in drops.items() for each in own]
+    )
 
 
 def _dropped(

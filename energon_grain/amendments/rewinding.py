@@ -35,8 +35,10 @@ def amendments_until(cursor: Mapping[str, Any], step: int) -> list[str]:
             f"save_state_rank, save_state_global or a checkpoint, which have all"
         )
     del found.steps[kept:], found.cuts[kept:], found.ahead[kept:], found.digests[kept:]
+    exclusions = found.exclusions
+    exclusions.entries[:] = [entry for entry in exclusions.entries if entry.amendment < kept]
     _cut(found.mixture, kept)
-    return found.texts(share, saved=True) if found.steps or _differs(found.mixture, cursor) else []
+    return found.texts(share, saved=True) if found.steps or exclusions.kept or _differs(found.mixture, cursor) else []
 
 
 def _cut(mixture: Mixture, kept: int) -> None:
@@ -58,6 +60,8 @@ def _differs(mixture: Mixture, cursor: Mapping[str, Any]) -> bool:
     saved = saved_manifest(cursor)
     if saved is None:
         return True
+    if mixture.per_step == mixtures.ALONE:
+        return False
     configured = mixtures.described(saved["mixture"], iter(saved["leaves"]))
     return configured is None or _weights(configured) != _weights(mixture)
 

@@ -96,22 +96,21 @@ def integer_weights(weights: Sequence[Weight]) -> tuple[int, ...]:
     Raises:
         ConfigError: a weight would round to zero.
     """
-    if (whole := [each for each in weights if type(each) is int and each >= 0]) and len(whole) == len(weights):
-        common = math.gcd(*whole)
-        if 0 < sum(whole) // max(common, 1) <= MAX_TOTAL:
-            return tuple(each // common for each in whole)
+    whole = [each for each in weights if type(each) is int and each >= 0]
+    if len(whole) == len(weights) and 0 < sum(whole) // max(math.gcd(*whole), 1) <= MAX_TOTAL:
+        return tuple(each // math.gcd(*whole) for each in whole)
     fractions = [exact(weight) for weight in weights]
     total = sum(fractions)
     scale = Fraction(math.lcm(*(f.denominator for f in fractions)), math.gcd(*(f.numerator for f in fractions)))
     if total * scale > MAX_TOTAL:
         scale = Fraction(MAX_TOTAL - len(fractions)) / total
     integers = tuple(round(f * scale) for f in fractions)
-    for number, (fraction, integer) in enumerate(zip(fractions, integers, strict=True)):
-        if fraction and not integer:
-            raise ConfigError(
-                f"weight {number} of {len(fractions)}, {weights[number]!r}, is {float(fraction / total):.2g} of all, "
-                f"which rounds to zero: a share must be at least {1 / MAX_TOTAL:.3g}"
-            )
+    lost = [number for number, integer in enumerate(integers) if fractions[number] and not integer]
+    if lost:
+        raise ConfigError(
+            f"weight {lost[0]} of {len(fractions)}, {weights[lost[0]]!r}, is {float(fractions[lost[0]] / total):.2g} "
+            f"of all, which rounds to zero: a share must be at least {1 / MAX_TOTAL:.3g}"
+        )
     return integers
 
 
