@@ -149,7 +149,7 @@ class Run:
 
     def entry(self, name: str) -> dict[str, Any]:
         """The node of a dataset in the metadataset."""
-        entry: dict[str, Any] = {**ENTRIES[name], "subflavors": {"name": name}}
+        entry: dict[str, Any] = {**ENTRIES.get(name, {"path": name}), "subflavors": {"name": name}}
         if "join" in entry:
             entry["join"] = [{"path": str(self.data / part["path"])} for part in entry["join"]]
             return entry | {"joiner": {"__module__": "amended_runs", "__function__": "first_of"}}
