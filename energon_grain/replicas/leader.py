@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 10.0
 
 
 class Message(NamedTuple):
-    """What a replica receives for a step.
+    """The message to a replica for a step.
 
     Attributes:
         number: Number of the message.

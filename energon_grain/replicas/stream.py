@@ -143,7 +143,9 @@ class ReplicaStream(Stream):
         group = options["worker_config"].replicas
         if group is None or len(group.ranks) == 1:
             return Stream.of(dataset, finish=finish, **options)
-        all_gather = group.all_gather or (processes and processes.all_gather)
+        all_gather = group.all_gather
+        if all_gather is None and processes is not None:
+            all_gather = processes.all_gather
         if all_gather is None:
             raise ConfigError(
                 "WorkerConfig(replicas=…): the processes are not connected; initialise `torch.distributed` or "
