@@ -50,6 +50,56 @@ def amended(folder: str, datasets: int, amendments: int, warmup_s: float, second
         }
 
 
+def reweighted(
+    folder: str, datasets: int, decisions: int, steps: int, warmup_s: float, seconds: float
+) -> dict[str, Any]:
+    """Measure a blend whose weights change every few steps.
+
+    `reweight_s` is the median time of a change. `of_run` is the share of changes in the time of a run with one every
+    25,600 samples, and includes that the next batch takes longer. `of_unchanged` is the rate afterwards, relative to a
+    loader that had the last weights from the beginning. `restored_s` is the time of restoring a saved state,
+    `saved_bytes` its size, and `state_bytes` that of `get_state`.
+    """
+    from benchmarks import ours
+
+    rng, times, weights = random.Random(0), list[float](), dict[str, float]()
+    firsts, others, samples = list[float](), list[float](), 0
+    with tempfile.TemporaryDirectory() as temporary:
+        paths = sorted(path.parent.resolve() for path in Path(folder).glob("*/.nv-meta"))[:datasets]
+        equal = str(_blend(Path(temporary, METADATASET), paths, {path.name: 1 for path in paths}))
+        loader = ours.build_loader(equal, "plain", 0)
+        _rate(loader, warmup_s)
+        for _ in range(decisions):
+            weights = {path.name: rng.random() + 0.1 for path in paths}
+            started = time.perf_counter()
+            loader.reweight(weights)
+            times.append(time.perf_counter() - started)
+            for number in range(steps):
+                started = time.perf_counter()
+                samples = ours.weigh(next(loader))[0]
+                (others if number else firsts).append(time.perf_counter() - started)
+        step_s = statistics.fmean(others)
+        cost_s = statistics.median(times) + max(0.0, statistics.median(firsts) - step_s)
+        saved, short = loader.save_state_rank(), loader.get_state()
+        restored = ours.build_loader(equal, "plain", 0)
+        started = time.perf_counter()
+        restored.restore_state_rank(saved)
+        restored_s = time.perf_counter() - started
+        last = {name: round(weight * 1000) for name, weight in weights.items()}
+        unchanged = ours.build_loader(str(_blend(Path(temporary, "last.yaml"), paths, last)), "plain", 0)
+        for each in (loader, unchanged):
+            _rate(each, warmup_s)
+        pairs = [(_rate(loader, _SLICE_S), _rate(unchanged, _SLICE_S)) for _ in range(round(seconds / _SLICE_S))]
+        return {
+            "of_unchanged": statistics.median(rate / other for rate, other in pairs),
+            "reweight_s": statistics.median(times),
+            "of_run": cost_s / (cost_s + 25_600 / samples * step_s),
+            "restored_s": restored_s,
+            "state_bytes": len(json.dumps(short)),
+            "saved_bytes": len(json.dumps(saved)),
+        }
+
+
 def _rate(loader: Any, seconds: float) -> float:
     """Return samples per second of CPU time over a span of wall-clock time."""
     from benchmarks import ours
@@ -69,4 +119,4 @@ def _blend(path: Path, datasets: list[Path], weights: Mapping[str, int]) -> Path
 
 
 if __name__ == "__main__":
-    serve(amended=amended)
+    serve(amended=amended, reweighted=reweighted)

@@ -31,6 +31,7 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
         _opening,
         _mixing,
         _amending,
+        _uses,
         _packing,
         _joining,
         _torch,
@@ -402,6 +403,22 @@ def _amending(programs: _Programs) -> Iterator[Row]:
             Target(metric="of_unchanged", bound=0.98, sense="at least"),
             _at_most("amend_s", 0.01),
             _at_most("state_bytes", 2048),
+        ),
+    )
+    often = {"folder": programs.folder("text-100"), "datasets": 10, "decisions": 500, "steps": 20, **programs.span}
+    yield Row(
+        name="reweight",
+        title=f"1 KB text: ten datasets mixed, `TextSample`, {_BLOCKS}: 500 changes of weights, one every 20 steps",
+        data_sets=("text-100",),
+        metrics=("of_unchanged", "reweight_s", "of_run", "restored_s", "state_bytes", "saved_bytes"),
+        contenders=(Contender(name="ours", module="amended", call="reweighted", arguments=often),),
+        targets=(
+            Target(metric="of_unchanged", bound=0.98, sense="at least"),
+            _at_most("reweight_s", 0.003),
+            _at_most("of_run", 0.01),
+            _at_most("restored_s", 0.1),
+            _at_most("state_bytes", 4096),
+            _at_most("saved_bytes", 80_000),
         ),
     )
     first, *others = reversed(OUR_FORMS)

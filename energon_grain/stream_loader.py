@@ -215,25 +215,31 @@ class StreamLoader(OneSubscript[Item]):
         *,
         add: Mapping[str, Any] | None = None,
         remove: Sequence[str] = (),
+        exclude: Sequence[str] | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         note: str = "",
     ) -> None:
         """Change the mixture from the next step on. Every remaining dataset continues exactly where it is.
 
-        With several hosts, every host makes the same call at the same step.
+        With several hosts, every host makes the same call at the same step. A blend by repetitions changes at its next
+        epoch; a blend below a shuffle buffer, planned packs or a cost budget, at their next window (`amendments`).
 
         Args:
             weights: New weights of all datasets of a blend, by name (the last part of its path, its `name`, or its
-                full key). Weight 0 pauses a dataset. Default: unchanged.
+                full key); repetitions, of a blend by repetitions. Weight 0 pauses a dataset. Default: unchanged.
             add: Datasets to append to the blend, by the name that `weights` uses: a path; a mapping with `path`,
                 `split_part`, `subflavors` and `name`, as in a metadataset; or a dataset. Each needs a weight in
                 `weights`. Its samples are made in the same way as the others.
             remove: Names of datasets to remove. Samples held by packs or groups are still delivered.
+            exclude: Samples to leave out from now on, also without a blend: a list of keys that one dataset has each;
+                a mapping from names of datasets to keys, `<shard>/<key>` or shards, or to a condition over columns; or
+                a file with a key per line, or a dataset, a tab and a key (`.csv` with the header `dataset,key` and
+                `.json` are read too). The order of all other samples stays.
             note: Reason for the change, shown by `amendments`.
 
         Raises:
-            AmendmentError: There is no such dataset, or this stream's mixture cannot be amended.
+            AmendmentError: There is no such dataset or sample, or this stream's mixture cannot be amended.
         """
-        self._stream.amend(weights=weights, add=add, remove=remove, note=note)
+        self._stream.amend(weights=weights, add=add, remove=remove, exclude=exclude, note=note)
 
     def reweight(self, weights: Mapping[str, Any], *, note: str = "") -> None:
         """Change the weights of a blend from the next step on, for mixtures that follow the loss.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -78,7 +80,8 @@ class GraphRun:
     Attributes:
         build: Makes the graph below the batches.
         weights: Of the configuration.
-        present: Datasets that the run has in its mixture, with a weight.
+        options: `batched`: whether the graph makes batches itself, one for each host in a step. `balance`: see
+            `BatchDataset`.
     """
 
     data: Path
@@ -90,6 +93,7 @@ class GraphRun:
     log: list[list[Use]] = field(default_factory=list)
     loaders: list[Any] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
+    any_host: Callable[[bool], bool] | None = None
 
     def leaf(self, name: str, config: WorkerConfig | None = None) -> Any:
         return get_train_dataset(
@@ -104,11 +108,12 @@ class GraphRun:
         )
 
     def dataset(self, host: int) -> Any:
-        config = WorkerConfig(host, self.hosts, 0)
+        config = WorkerConfig(host, self.hosts, 0, any_host=self.any_host)
         graph = self.build([(self.leaf(name, config), weight) for name, weight in self.weights.items()])
         if self.options.get("batched"):
             return graph
-        return BatchDataset(graph, GLOBAL_BATCH // self.hosts, uses_in, last_batch="pad")
+        options = {name: value for name, value in self.options.items() if name == "balance"}
+        return BatchDataset(graph, GLOBAL_BATCH // self.hosts, uses_in, last_batch="pad", **options)
 
     def start(self, state: Any = None, **options: Any) -> None:
         self.close()
@@ -147,6 +152,31 @@ class GraphRun:
             loader.amend(**change)
 
 
+class Fleet:
+    """Hosts that run side by side and can agree."""
+
+    def __init__(self, hosts: int) -> None:
+        self._hosts = hosts
+        self._barrier = threading.Barrier(hosts)
+        self._flags: list[bool] = []
+
+    def any_host(self, flag: bool) -> bool:
+        """See `WorkerConfig.any_host`."""
+        self._flags.append(flag)
+        self._barrier.wait(30)
+        found = any(self._flags)
+        if self._barrier.wait(30) == 0:
+            self._flags.clear()
+        self._barrier.wait(30)
+        return found
+
+    def each(self, act: Callable[[int], None]) -> None:
+        """Let each host act in its own thread."""
+        with ThreadPoolExecutor(self._hosts) as pool:
+            for done in [pool.submit(act, host) for host in range(self._hosts)]:
+                done.result()
+
+
 def changes(rng: random.Random, weights: dict[str, Any], choices: list[Any]) -> dict[str, Any]:
     """Another mixture: weights, datasets added or removed."""
     names = list(weights)
@@ -160,7 +190,14 @@ def changes(rng: random.Random, weights: dict[str, Any], choices: list[Any]) -> 
 
 
 def history(
-    rng: random.Random, run: GraphRun, hosts: Iterator[int], *, choices: list[Any], last: int, live_on: int = 4
+    rng: random.Random,
+    run: GraphRun,
+    hosts: Iterator[int],
+    *,
+    choices: list[Any],
+    last: int,
+    live_on: int = 4,
+    removing: bool = True,
 ) -> None:
     """Change a run at random.
 
@@ -168,6 +205,7 @@ def history(
         choices: Weights.
         last: Steps at the end.
         live_on: Number of hosts up to which the running loaders are amended.
+        removing: Whether datasets are removed from the configuration.
     """
     run.hosts = next(hosts)
     run.start()
@@ -198,7 +236,7 @@ def history(
         elif kind < 0.8:  # edit and restart
             state, stays = run.state(), {name: weight or choices[0] for name, weight in after.items()}
             run.weights, run.hosts, there = dict(stays), many, dict(stays)
-            if removed < 0.5 and len(stays) > 1:
+            if removing and removed < 0.5 and len(stays) > 1:
                 del run.weights[rng.choice(sorted(stays))]
             try:
                 run.start(state, on_change="amend")
@@ -248,13 +286,15 @@ def own_order(run: GraphRun, name: str, count: int) -> dict[int, tuple[int, int]
 
 
 def both(data: Path, seed: int, build: Build, weights: dict[str, Any], **options: Any) -> GraphRun:
-    """A random history on several hosts, checked, which is the same on one host."""
+    """A random history on several hosts, checked, which is the same on one host if steps are."""
     encoder, last = options.pop("encoder", Marking), options.get("last", 60)
     run_options = options.pop("options", {})
     many = random.Random(seed + 1000)
     run = GraphRun(data, build, dict(weights), encoder, options=run_options)
     history(random.Random(seed), run, iter(lambda: many.choice([1, 2, 3, 4]), None), **options)
     check(run, last)
+    if run_options.get("batched"):
+        return run
     alone = GraphRun(data, build, dict(weights), encoder, options=run_options)
     history(random.Random(seed), alone, iter(lambda: 1, None), **options)
     assert list(map(sorted, run.log)) == list(map(sorted, alone.log))

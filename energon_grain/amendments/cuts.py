@@ -35,13 +35,13 @@ class Cut:
         position: First position of the outermost blend with the new weights.
         step: First step that can have samples from there, if no sample is dropped; None: it depends on data.
         epoch: Its epoch, of a blend by repetitions.
-        left: Whether positions before it are still to be delivered.
+        first: The first position, if it is below that one, whose sample may not have been delivered yet.
     """
 
     position: int
     step: int | None
     epoch: int | None
-    left: bool
+    first: int
 
 
 def order_of(spec: StreamSpec) -> IndexMap:
@@ -119,6 +119,19 @@ def cut_of(
     first, taken = _taken(spec, share, progress)
     if share.hosts > 1:
         taken = _agreed(spec, progress, taken, any_host)
+    root, position, epoch = _boundary(order, spec.counted(progress.pass_number), taken)
+    step = None if root is None or spec.program is not None else _step_at(spec, progress, hosts, root)
+    if order.planned is not None:  # samples of earlier windows: plans that need the costs of one that is gone fail
+        first = position - (root is None or first < root)
+    return Cut(position=position, step=step, epoch=epoch, first=min(first, position))
+
+
+def _boundary(order: IndexMap, pass_number: int, taken: int) -> tuple[int | None, int, int | None]:
+    """The first position at or after one at which a blend can begin again.
+
+    Returns:
+        The position of the order (None: only a later plan tells), the same of the blend, and the epoch, if it has any.
+    """
     root: int | None
     root, position = (taken, taken) if order.planned is None else order.planned.next_cut(taken)
     epoch = None
@@ -127,12 +140,11 @@ def cut_of(
         before, position = position, router.next_cut(position)
         if order.planned is None:
             root = position
-        elif position != before:
-            root = None  # the plan says which item it will be, once it is made
+        elif position != before:  # an epoch, at which a plan either begins again or goes on
+            root = None if order.passes is None else order.start(pass_number + 1)
         if isinstance(router, EpochizedBlend | EpochSegments):
             epoch = router.epoch_at(position)
-    step = None if root is None or spec.program is not None else _step_at(spec, progress, hosts, root)
-    return Cut(position=position, step=step, epoch=epoch, left=root is None or first < root)
+    return root, position, epoch
 
 
 def _taken(spec: StreamSpec, share: Share, progress: Progress) -> tuple[int, int]:

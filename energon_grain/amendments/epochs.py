@@ -119,6 +119,22 @@ class EpochSegments:
             below[here] = own + self._bases[number][child[here]]
         return child, below
 
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`. A child that waits since some epoch has no further positions."""
+        position, left = np.full(below.size, -1, np.int64), np.arange(below.size)
+        for blend, start, base in zip(self._blends[::-1], self._starts[::-1], self._bases[::-1], strict=True):
+            begun = (child[left] < len(blend.rates)) & (base[child[left]] <= below[left])
+            here, left = left[begun], left[~begun]
+            own = blend.position_of(child[here], below[here] - base[child[here]])
+            position[here] = np.where(own < 0, -1, own + start)
+        return position
+
+    def firsts(self, epoch: int) -> list[int]:
+        """Return the first position of each child in an epoch."""
+        at = bisect_right(self._epochs, epoch) - 1
+        own = self._blends[at].firsts(epoch - self._epochs[at])
+        return (self._bases[at] + np.pad(own, (0, len(self.samples) - len(own)))).tolist()
+
 
 Schedule = tuple[tuple[int | AmendedAt, tuple[Weight, ...]], ...]
 
@@ -136,21 +152,8 @@ class AmendedEpochsDataset(SavableDataset):
 
     def lower(self, to: Lowering) -> Part:
         """See `SavableDataset.lower`."""
-        parts: list[IndexPart] = []
-        for part in to.children(self.datasets):
-            if not isinstance(part, IndexPart):
-                raise ConfigError(
-                    "a blend by repetitions got a dataset that generates, groups, batches or packs, so its length is "
-                    "unknown in advance: add datasets of single samples"
-                )
-            parts.append(part)
-        lengths = [part.equal_length("a blend by repetitions") for part in parts]
-        (_, first), *later = self.schedule
-        router = EpochSegments(lengths, first, lanes=to.lanes, key=fold(to.seed, "blend_epochized", to.place))
-        for start, repetitions in later:
-            assert isinstance(start, AmendedAt)
-            rounds = to.begins[start.number]
-            router.append(int((rounds * to.lanes + np.arange(to.lanes)).min()), repetitions)
+        parts = _of_known_length(to.children(self.datasets))
+        router = self._router(to, [part.equal_length("a blend by repetitions") for part in parts])
         return IndexPart(
             leaves=[leaf for part in parts for leaf in part.leaves],
             routes=RouteTree(router, [part.routes for part in parts]),
@@ -162,6 +165,25 @@ class AmendedEpochsDataset(SavableDataset):
             drops=any(part.drops for part in parts),
             batches=any(part.batches for part in parts),
         )
+
+    def _router(self, to: Lowering, lengths: Sequence[int]) -> EpochSegments:
+        (_, first), *later = self.schedule
+        router = EpochSegments(lengths, first, lanes=to.lanes, key=fold(to.seed, "blend_epochized", to.place))
+        for start, repetitions in later:
+            assert isinstance(start, AmendedAt)
+            rounds = to.begins[start.number]
+            router.append(int((rounds * to.lanes + np.arange(to.lanes)).min()), repetitions)
+        return router
+
+
+def _of_known_length(parts: Sequence[Part]) -> list[IndexPart]:
+    arithmetic = [part for part in parts if isinstance(part, IndexPart)]
+    if len(arithmetic) < len(parts):
+        raise ConfigError(
+            "a blend by repetitions has a dataset that generates, groups, batches or packs, so its length is unknown: "
+            "add datasets of single samples"
+        )
+    return arithmetic
 
 
 def amended_epochs(

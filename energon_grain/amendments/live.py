@@ -10,9 +10,18 @@ from typing import Any
 
 from energon_grain.amendments import mixture as mixtures
 from energon_grain.amendments.cuts import AnyHost, Cut, cut_of
-from energon_grain.amendments.history import Amended, Amendments, append, compiled, configured, record
+from energon_grain.amendments.history import (
+    Amended,
+    Amendments,
+    append,
+    compiled,
+    configured,
+    mixture_of,
+    record,
+)
 from energon_grain.amendments.mixture import Mixture, Unit
 from energon_grain.amendments.reweight import path_to, quantised, with_segment
+from energon_grain.amendments.selecting import Selected, named, select
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import AmendmentError
@@ -31,6 +40,7 @@ def amended_now(
     weights: Mapping[str, Weight] | None = None,
     add: Mapping[str, Any] | None = None,
     remove: Sequence[str] = (),
+    exclude: Any = None,
     note: str = "",
     smooth: bool = False,
     running: StreamSpec,
@@ -49,6 +59,7 @@ def amended_now(
         add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, or a
             dataset; each has a weight in `weights`.
         remove: Names of datasets that get the weight 0.
+        exclude: Samples to leave out: keys, keys or a condition by dataset, or a file; see `amendments.selecting`.
         note: The reason, for the log.
         smooth: Whether only weights change, which are quantised, and no error adds up over many such changes. Weights
             that are equal to the present ones are no amendment.
@@ -58,26 +69,38 @@ def amended_now(
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
     """
-    amendments = _copy_of(before) or Amendments(mixture=configured(dataset, plain))
-    cut = cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
-    if not add and not remove:
-        changed = _reweighted(amendments, plain, share, progress, dict(weights or {}), note, cut, smooth=smooth)
-        if changed or smooth:
-            done = amendments if changed else before
-            spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
-            return Amended(spec=spec, amendments=done)
+    amendments = _copy_of(before) or Amendments(mixture=mixture_of(dataset, plain))
+    alone = amendments.mixture.per_step == mixtures.ALONE
+    if alone and (weights or add or remove or exclude is None):
+        configured(dataset, plain)  # raises
+    cut = None if alone else cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
+    given, more = dict(weights or {}), dict(add or {})
+    if more or remove or exclude is not None:
+        new = _changed(amendments.mixture, given, more, list(remove))
+        excluded = [] if exclude is None else _excluded(amendments, new, plain, exclude)
+        if not append(amendments, new, plain, share, progress, note, cut, excluded):
+            raise AmendmentError(_NOTHING)
+        return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+    changed = bool(given) and _reweighted(amendments, plain, share, progress, given, note, cut, smooth=smooth)
+    if not (changed or smooth):
         raise AmendmentError(_NOTHING)
-    new = _copied(amendments.mixture)
+    done = amendments if changed else before
+    spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
+    return Amended(spec=spec, amendments=done)
+
+
+def _changed(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], remove: list[str]) -> Mixture:
+    """A copy of a mixture with a change."""
+    new = _copied(mixture)
     for each in _blends(new):  # plans of blends that do not change stay
         each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
-    _change(new, dict(weights or {}), dict(add or {}), list(remove))
-    if not append(amendments, new, plain, share, progress, note, cut):
-        raise AmendmentError(_NOTHING)
-    return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+    if weights or add or remove:
+        _change(new, weights, add, remove)
+    return new
 
 
 _NO_WEIGHT = "amend: all weights are 0; give one dataset a weight above 0"
-_NOTHING = "amend: nothing changes: give weights, add or remove that differ from what is there"
+_NOTHING = "amend: nothing changes: give weights, add, remove or exclude that differ from what is there"
 
 
 def _copy_of(before: Amendments | None) -> Amendments | None:
@@ -85,7 +108,15 @@ def _copy_of(before: Amendments | None) -> Amendments | None:
     if before is None:
         return None
     mixture, steps, ahead = _copied(before.mixture), [*before.steps], [*before.ahead]
-    return dataclasses.replace(before, mixture=mixture, steps=steps, cuts=[*before.cuts], ahead=ahead)
+    return dataclasses.replace(
+        before,
+        mixture=mixture,
+        steps=steps,
+        cuts=[*before.cuts],
+        ahead=ahead,
+        digests=[*before.digests],
+        exclusions=before.exclusions.copy(),
+    )
 
 
 def _reweighted(
@@ -100,14 +131,7 @@ def _reweighted(
     smooth: bool,
 ) -> bool:
     """Change the weights of one blend; return whether they differ from the present ones."""
-    if not weights:
-        return False
-    numbers, blend = _children(amendments.mixture, [*weights])
-    if smooth and blend.kind == mixtures.REPETITIONS:
-        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
-    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
-    if not any(map(exact, row)):
-        raise AmendmentError(_NO_WEIGHT)
+    blend, row = _row_of(amendments.mixture, weights, smooth=smooth)
     now = Mixture(segments=[(0, blend.row(row))], children=blend.children)
     places = {number: number for number in range(len(row))}
     start = f"{'~' if smooth else '#'}{len(amendments.steps)}"
@@ -122,6 +146,48 @@ def _reweighted(
     old = amendments.spec or dataclasses.replace(plain, described_by=plain.manifest())
     amendments.spec = with_segment(old, path, rounds, list(map(int, blend.weights)), smooth=smooth)
     return True
+
+
+def _row_of(mixture: Mixture, weights: dict[str, Weight], *, smooth: bool) -> tuple[Mixture, list[Weight]]:
+    """The blend with children of these names, and new weights for all its children."""
+    numbers, blend = _children(mixture, [*weights])
+    if smooth and blend.kind == mixtures.REPETITIONS:
+        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
+    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
+    if not any(map(exact, row)):
+        raise AmendmentError(_NO_WEIGHT)
+    return blend, row
+
+
+def _excluded(amendments: Amendments, new: Mixture, plain: StreamSpec, exclude: Any) -> list[Selected]:
+    """The samples to exclude, from the datasets of a mixture. Raises AmendmentError."""
+    known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
+    sources: dict[str, Any] = {}
+    names: dict[str, set[str]] = {}
+    for unit in mixtures.units(new):
+        if unit.node is None or unit.removed:
+            continue
+        for name, node in zip(unit.leaves, mixtures.leaf_nodes(unit.node), strict=True):
+            if name not in known:
+                known[name] = amendments.resolved[name] = node.resolve()
+            sources[name] = known[name].source
+            for each in {name, *_names_of(node)}:
+                names.setdefault(each, set()).add(name)
+
+    def leaf_of(name: str) -> str:
+        found = sorted(names.get(name, ()))
+        if len(found) == 1:
+            return found[0]
+        problem = "there is no dataset" if not found else f"{len(found)} datasets have the name"
+        raise AmendmentError(f"amend: exclude: {problem} {name!r}; there are {', '.join(sources)}")
+
+    return select(named(exclude), sources, leaf_of)
+
+
+def _names_of(node: Any) -> set[str]:
+    """The names of a leaf besides its key: its path, the last part of that, or its `name`."""
+    label = getattr(node, "label", node.path)
+    return {node.path, label, PurePosixPath(label).name, *([] if node.name is None else [node.name])}
 
 
 def _copied(tree: Any) -> Any:
@@ -223,14 +289,18 @@ def _names(child: Unit | Mixture) -> set[str]:
         if isinstance(node, LeafDataset):
             label = node.label if node.name is None else node.name
             names |= {label, PurePosixPath(label).name, node.path}
+        elif getattr(node, "name", None):  # a join
+            names.add(node.name)
     return names if len(child.leaves) == 1 else set(child.leaves[:1])
 
 
 def _name(child: Unit | Mixture) -> str:
     """The name of a child for messages."""
-    if isinstance(child, Unit) and isinstance(child.node, LeafDataset):
-        return child.node.name or child.node.label
-    return next(child.names())
+    node = child.node if isinstance(child, Unit) else None
+    named: Any = getattr(node, "name", None)
+    if named is not None:
+        return named
+    return node.label if isinstance(node, LeafDataset) else next(child.names())
 
 
 def _added(blend: Mixture, name: str, data: Any) -> Unit:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, cast
+
+import numpy as np
 
 from energon_grain.amendments.epochs import amended_epochs
 from energon_grain.datasets.dataset import SavableDataset, put
@@ -21,12 +23,13 @@ from energon_grain.datasets.lowering import nodes_below
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, amended_blend
 from energon_grain.errors import AmendmentError
 from energon_grain.mixture_shares import leaf_count, pass_length
-from energon_grain.samplers.weights import exact, integer_weights
+from energon_grain.samplers.weights import Anchor, exact, integer_weights
 
 Start = int | str
 """Where a segment begins: at a position of the blend; "#n", at amendment n; or "~n", the same without new phases."""
 Row = list[int | str]
 """A weight for each child, as an integer; or its repetitions, as a fraction in text."""
+ALONE = -1
 WEIGHTS, REPETITIONS = "weights", "repetitions"
 AnyBlend = BlendDataset | BlendEpochizedDataset
 
@@ -62,10 +65,13 @@ class Mixture:
     Attributes:
         segments: The start of each segment, and a weight for each child that existed by then.
         children: In the order in which they were added.
-        per_step: Consecutive items that share a choice; 0: each has its own.
+        per_step: Consecutive items that share a choice; 0: each has its own. `ALONE`: there is no blend, and the only
+            child is the whole configuration.
         kind: `WEIGHTS`, `REPETITIONS`, or the unit of weights that are shares of costs.
         lengths: Of a blend by repetitions: samples of each child.
         node: Its description.
+        anchor: If earlier segments are unknown: where the first of these begins.
+        resumed: Where a later segment begins, to make those before it only when they are needed.
     """
 
     segments: list[tuple[Start, Row]]
@@ -74,6 +80,8 @@ class Mixture:
     kind: str = WEIGHTS
     lengths: list[int] = field(default_factory=list[int])
     node: SavableDataset | None = None
+    anchor: Anchor | None = None
+    resumed: Anchor | None = None
 
     def names(self) -> Iterator[str]:
         """Keys of all leaves below, removed ones too, in document order."""
@@ -111,10 +119,16 @@ def described(manifest_mixture: Any, leaves: Mapping[str, Mapping[str, Any]]) ->
         node = cast("Mapping[str, Any]", node).get("of", cast("Mapping[str, Any]", node).get("generate"))
     if not isinstance(node, Mapping):
         return None
-    blend, names = cast("Mapping[str, Any]", node), iter(leaves)
+    blend = cast("Mapping[str, Any]", node)
     if "blend" in blend and "means" not in blend:
-        found = _described(blend, names)
+        found = _described(blend, iter(leaves))
         return found if isinstance(found, Mixture) else None
+    return _of_units(blend, leaves)
+
+
+def _of_units(blend: Mapping[str, Any], leaves: Mapping[str, Mapping[str, Any]]) -> Mixture:
+    """A blend by cost or by repetitions: what is below it stays as it is."""
+    names = iter(leaves)
     units = [_unit(child, names) for child in blend["of"]]
     if "blend" in blend:
         weights, starts = blend["blend"]
@@ -139,6 +153,11 @@ def _described(node: Any, names: Iterator[str]) -> Unit | Mixture:
             per_step=blend.get("per_step", 0),
         )
     return _unit(node, names)
+
+
+def whole(names: Iterable[str], node: SavableDataset | None) -> Mixture:
+    """A configuration without a blend, in the form of a mixture."""
+    return Mixture(segments=[(0, [1])], children=[Unit(tuple(names), node=node)], per_step=ALONE)
 
 
 def outermost_blend(dataset: SavableDataset) -> AnyBlend:
@@ -183,8 +202,7 @@ def amend(old: Mixture, new: Mixture, start: str, position: int) -> bool:
 def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Mapping[str, int], *, last: bool) -> bool:
     if old.per_step != new.per_step:
         raise AmendmentError(f"per_step was {old.per_step} and is now {new.per_step}: that cannot be amended")
-    if old.kind != new.kind:
-        raise AmendmentError(f"the blend was by {old.kind} and is now by {new.kind}: that cannot be amended")
+    check_kind(old, new)
     changed = False
     places: dict[int, int] = {}  # of children of `new` among those of `old`
     for number, child in enumerate(new.children):
@@ -212,6 +230,12 @@ def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Map
     if isinstance(new.node, AnyBlend):
         old.node = new.node
     return take_over(old, new, places, start, position) or changed
+
+
+def check_kind(old: Mixture, new: Mixture) -> None:
+    """Refuse a blend of another kind. Raises AmendmentError."""
+    if old.kind != new.kind:
+        raise AmendmentError(f"the blend was by {old.kind} and is now by {new.kind}: that cannot be amended")
 
 
 def _check_form(one: Unit, other: Unit) -> None:
@@ -320,6 +344,8 @@ def shares(mixture: Mixture, amendment: int, position: int, of: float = 1.0) -> 
         position: Position of the outermost blend; decides which segment of a schedule applies.
         of: Share of this mixture in the outermost one.
     """
+    if mixture.per_step == ALONE:
+        return {}
     number = 0
     for place, (start, _) in enumerate(mixture.segments):
         if int(start[1:]) <= amendment if isinstance(start, str) else start <= position:
@@ -368,9 +394,11 @@ def packed(tree: Unit | Mixture) -> list[Any]:
     """A mixture as JSON."""
     if isinstance(tree, Unit):
         return [list(tree.leaves), *([] if tree.rows is None else [tree.rows, int(tree.removed)])]
-    lengths = [tree.lengths] if tree.lengths else []
+    more = [tree.lengths] if tree.lengths else []
+    if tree.anchor is not None:
+        more = [[tree.anchor.number, int(tree.anchor.phases is not None)]]
     kind = tree.per_step if tree.kind == WEIGHTS else tree.kind
-    return [kind, list(map(list, tree.segments)), list(map(packed, tree.children)), *lengths]
+    return [kind, list(map(list, tree.segments)), list(map(packed, tree.children)), *more]
 
 
 def unpacked(value: Any) -> Unit | Mixture:
@@ -379,16 +407,27 @@ def unpacked(value: Any) -> Unit | Mixture:
         names, *rest = value
         rows, removed = rest or (None, False)
         return Unit(tuple(map(str, names)), rows=None if rows is None else list(map(dict, rows)), removed=bool(removed))
-    kind, segments, children, *lengths = value
+    return _unpacked_blend(*value)
+
+
+def _unpacked_blend(kind: Any, segments: Any, children: Any, *more: Any) -> Mixture:
     mixture = Mixture(segments=[], children=list(map(unpacked, children)))
     if isinstance(kind, str):
         mixture.kind = kind
-        mixture.lengths = [int(each) for each in (lengths[0] if lengths else ())]
+        mixture.lengths = [int(each) for each in (more[0] if more else ())]
     else:
         mixture.per_step = int(kind)
+        mixture.anchor = _empty_anchor(*more[0]) if more else None
     number = str if mixture.kind == REPETITIONS else int
     mixture.segments = [(start, [number(weight) for weight in weights]) for start, weights in segments]
     return mixture
+
+
+def _empty_anchor(number: int, smooth: int) -> Anchor:
+    """An anchor that `anchors.take_rows` completes."""
+    nothing = np.zeros((0, 0), np.int64)
+    phases = nothing.view(np.uint64) if smooth else None
+    return Anchor(number=int(number), rounds=nothing, counts=nothing, tail=nothing, phases=phases)
 
 
 def rebuilt(
@@ -413,17 +452,30 @@ def rebuilt(
             raise AmendmentError(
                 f"{child.leaves[0]}: a combination of datasets cannot be removed; give it the weight 0"
             )
-    schedule = tuple(
+    schedule: list[tuple[Any, tuple[int | Fraction, ...]]] = [
         (
             amendment(int(start[1:]), start[0] == "~") if isinstance(start, str) else start,
             tuple(map(_number, weights)),
         )
         for start, weights in mixture.segments
-    )
+    ]
     if isinstance(mixture.node, BlendEpochizedDataset):
-        return amended_epochs(mixture.node, tuple(children), schedule)
+        return amended_epochs(mixture.node, tuple(children), tuple(schedule))
     assert isinstance(mixture.node, BlendDataset)
-    return amended_blend(mixture.node, tuple(children), schedule)
+    return amended_blend(mixture.node, tuple(children), _resumed(mixture, schedule))
+
+
+def _resumed(
+    mixture: Mixture, schedule: list[tuple[Any, tuple[int | Fraction, ...]]]
+) -> tuple[tuple[Any, tuple[int | Fraction, ...]], ...]:
+    """The segments of a mixture with its anchors."""
+    if mixture.anchor is not None:
+        schedule[0] = mixture.anchor, schedule[0][1]
+    if mixture.resumed is not None:
+        known = mixture.resumed.number - (0 if mixture.anchor is None else mixture.anchor.number)
+        earlier, schedule = schedule[:known], schedule[known:]
+        schedule[0] = dataclasses.replace(mixture.resumed, earlier=earlier), schedule[0][1]
+    return tuple(schedule)
 
 
 def _number(weight: int | str) -> int | Fraction:

@@ -55,6 +55,19 @@ class RemovedSource:
         keys = list(map(str, indices.tolist()))
         return RawBatch(indices=indices, keys=keys, shards=[self.path] * len(keys), columns={})
 
+    def column(self, name: str, indices: npt.NDArray[np.int64] | slice) -> NoReturn:
+        """Raise AmendmentError."""
+        del indices
+        raise AmendmentError(
+            f"{self.path}: it was removed from the configuration, but the order of samples before that depends on its "
+            f"column {name!r}. Keep it in the configuration and remove it in the running loader: "
+            f"`loader.amend(remove=[…])`; states that are saved from then on continue without it"
+        )
+
+    def column_id(self, name: str) -> str:
+        """An identifier of a column that is not there."""
+        return name
+
     def locate(self, index: int) -> NoReturn:
         """Raise AmendmentError."""
         raise AmendmentError(f"{self.path}: sample {index} was used; {_REMOVED}")

@@ -127,10 +127,17 @@ def _swapped(value: Any, old: Feed, new: Feed) -> Any:
         return value if all(map(lambda one, other: one is other, parts, value)) else tuple(parts)  # pyright: ignore
     if not isinstance(value, LaneOperator) or not dataclasses.is_dataclass(value):
         return value
-    changes = {each.name: _swapped(getattr(value, each.name), old, new) for each in dataclasses.fields(value)}
-    changes = {name: part for name, part in changes.items() if part is not getattr(value, name)}
-    if not changes:
+    return _with_fields(value, {name: _swapped(getattr(value, name), old, new) for name in _fields(value)})
+
+
+def _fields(value: Any) -> list[str]:
+    return [each.name for each in dataclasses.fields(value)]
+
+
+def _with_fields(value: Any, fields: Mapping[str, Any]) -> Any:
+    """The same object with other fields, or itself if they are the same."""
+    if all(part is getattr(value, name) for name, part in fields.items()):
         return value
     changed = copy.copy(value)
-    put(changed, **changes)
+    put(changed, **fields)
     return changed

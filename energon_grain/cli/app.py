@@ -84,7 +84,7 @@ COMMANDS = {
         ),
         "rewind": Listed(
             "rewind.rewind",
-            "Write the state that a run had at an earlier step.",
+            "Write the state that a run had at an earlier step, and leave out samples from there on.",
             _LOOK,
         ),
         "bench": Listed(
@@ -104,7 +104,7 @@ COMMANDS = {
             "Show the contents of a saved state: progress, samples drawn from each dataset, and what it restores on.",
         ),
         "amend": Listed(
-            "amend.amend", "Change the mixture of a saved run: weights, datasets that were added or removed."
+            "amend.amend", "Change a saved run: weights, datasets that were added or removed, samples to exclude."
         ),
         "history": Listed(
             "amend.history",

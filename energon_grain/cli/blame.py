@@ -54,7 +54,9 @@ def blame(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", help="Write the samples to this file: .json, .csv, or a dataset and a key per line."
+            "-o",
+            "--output",
+            help="Write the samples to this file, for `rewind --exclude`: .json, .csv or text.",
         ),
     ] = None,
     all_samples: Annotated[

@@ -387,9 +387,10 @@ def _leaves(cursor: Cursor, manifest: Mapping[str, Any], dropped: int, spec: Str
 
 def _draws(cursor: Cursor, mixture: Any, sizes: list[int], items: float, names: list[str]) -> Sequence[float]:
     """About how many samples of each leaf the first items of a run have."""
-    if "amendments" not in cursor:
+    amendments = amendments_of(cursor) if "amendments" in cursor else None
+    if amendments is None or not amendments.counts_samples:
         return leaf_draws(mixture, sizes, items)
-    drawn = amendments_of(cursor).drawn(int(items))
+    drawn = amendments.drawn(int(items))
     return [drawn.get(name, 0.0) for name in names]
 
 

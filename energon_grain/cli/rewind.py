@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`energon-grain rewind`: the state of a run at an earlier step."""
+"""`energon-grain rewind`: the state of a run at an earlier step, perhaps without some samples from there on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energon_grain.atomic_files import atomic_write_bytes
 from energon_grain.cli.checkpoint import amendments_of, saved_states
 from energon_grain.cli.run import Run, of_a_run
 from energon_grain.cli.terminal import Answer
-from energon_grain.errors import StateError
+from energon_grain.errors import ConfigError, StateError
 from energon_grain.history.rewind import remade, rewound, rewound_alone
 from energon_grain.stream.stream import Stream
 
@@ -40,22 +40,30 @@ def rewind(
             help="The dataset or metadataset. Not needed for an endless run without drops and packs.",
         ),
     ] = None,
+    exclude: Annotated[
+        Path | None, typer.Option(help="Leave out the samples of this file from the step on, as `blame -o` writes it.")
+    ] = None,
     replay: Annotated[
         bool, typer.Option("--replay", help="Make steps again, however many samples have to be read for that.")
     ] = False,
 ) -> Answer:
-    """Write the state that a run had at an earlier step.
+    """Write the state that a run had at an earlier step, and leave out samples from there on.
 
     Usually this is arithmetic. If samples were dropped, filtered, grouped or packed, the steps from the nearest earlier
     state on (in a folder with several checkpoints), or from the beginning on, are made again. Amendments after the step
-    are forgotten.
+    are forgotten. With --exclude, the new run differs from the old one in these samples only: the samples behind them
+    move up.
 
     Examples:
         energon-grain rewind state.json --to 100 -o old.json
         energon-grain rewind state.json captions --to 100 -o old.json
     """
     states = sorted(saved_states(state).values(), key=lambda cursor: cursor["step"])
+    if exclude is not None and path is None:
+        raise ConfigError("--exclude needs the dataset, to find the samples: give it, and the settings of the run")
     found, how = _found(run, path, states, to, replay)
+    if exclude is not None and path is not None:
+        found = _without(run, path, found, exclude)
     atomic_write_bytes(output, json.dumps(found).encode())
     lines = [f"Wrote {output}: step {found['step']:,}, item {found['item']:,}, {how}."]
     return Answer(document={"output": str(output), "step": found["step"], "item": found["item"]}, lines=lines)
@@ -119,3 +127,11 @@ def _changes(cursor: Cursor, begin: Cursor) -> list[int]:
     size = begin["history"][-1][4]
     amended = amendments_of(cursor).steps if "amendments" in cursor else []
     return [*(segment[0] for segment in cursor["history"] if segment[4] != size), *(step for step, *_ in amended)]
+
+
+def _without(run: Run, path: str, cursor: Cursor, exclude: Path) -> Cursor:
+    """A state from which on samples are left out."""
+    with _opened(run, path, cursor) as stream:
+        stream.restore(cursor)
+        stream.amend(exclude=exclude, note=f"rewind --exclude {exclude.name}")
+        return stream.cursor(with_manifest=True)

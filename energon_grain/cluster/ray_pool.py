@@ -167,6 +167,12 @@ class RayPool:
         """Wanted number of actors."""
         return self._workers
 
+    @property
+    def handles(self) -> list[Any]:
+        """Ray's handles of the actors that take chunks."""
+        with self._changed:
+            return [actor.handle for actor in self._actors.values() if actor.host is not None]
+
     def lease(self, spec: StreamSpec, stage: PureStage, budget_bytes: int) -> RayLease:
         """The workers of one stream, see `stream.workers.Pool`. Raises WorkerError if it cannot be pickled."""
         lease = RayLease(self, spec, stage, budget_bytes)

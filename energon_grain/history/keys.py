@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from energon_grain.errors import KeyNotFoundError
 from energon_grain.stream.spec import LeafSpec
@@ -26,27 +30,28 @@ def samples_with(leaves: Sequence[LeafSpec], key: str, dataset: str | None = Non
     Raises:
         KeyNotFoundError: There is no such dataset or key.
     """
-    found: list[tuple[int, int]] = []
-    searched = False
-    for number, leaf in enumerate(leaves):
-        source: Any = leaf.leaf.source
-        if not hasattr(source, "find"):  # a dataset that was removed from the configuration
-            continue
-        if dataset is None or dataset in names_of(leaf):
-            searched = True
-            found += [(number, index) for index in source.find(key).tolist()]
-            continue
-        for member, other in enumerate(getattr(source, "members", ())):
-            if dataset in (other.path, PurePosixPath(other.path).name):
-                searched = True
-                found += [(number, index) for index in source.find_in(member, key).tolist()]
+    searched = [(number, search) for number, leaf in enumerate(leaves) for search in _searches(leaf, dataset)]
     if not searched:
         known = ", ".join("/".join(leaf.key) for leaf in leaves[:_SHOWN])
         raise KeyNotFoundError(f"no dataset {dataset!r} in this run; there are {known}")
+    found = dict.fromkeys((number, index) for number, search in searched for index in search(key).tolist())
     if not found:
         where = "any dataset of this run" if dataset is None else dataset
         raise KeyNotFoundError(f"no sample {key!r} in {where}, after split part, subset and `where`")
-    return list(dict.fromkeys(found))
+    return list(found)
+
+
+def _searches(leaf: LeafSpec, dataset: str | None) -> Iterator[Callable[[str], npt.NDArray[np.int64]]]:
+    """The functions that find the samples of a leaf with a key, in the dataset or the member of a join of that name."""
+    source: Any = leaf.leaf.source
+    if not hasattr(source, "find"):  # a dataset that was removed from the configuration
+        return
+    if dataset is None or dataset in names_of(leaf):
+        yield source.find
+        return
+    for number, member in enumerate(getattr(source, "members", ())):
+        if dataset in (member.path, PurePosixPath(member.path).name):
+            yield partial(source.find_in, number)
 
 
 _SHOWN = 8

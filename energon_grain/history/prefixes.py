@@ -15,6 +15,7 @@ from functools import singledispatch
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.amendments.epochs import EpochSegments
 from energon_grain.samplers.blend import Blend, StepBlend, lane_rounds
 from energon_grain.samplers.epochized_blend import EpochizedBlend
 from energon_grain.samplers.routing import Concat, FoldingRouter, Limit, Router, RouteTree
@@ -117,8 +118,9 @@ def _(router: StepBlend, position: int, children: int) -> list[Prefix]:
     return [_combined(prefix, below[which == child], _none()) for child, prefix in enumerate(found)]
 
 
-@of_children.register
-def _(router: EpochizedBlend, position: int, children: int) -> list[Prefix]:
+@of_children.register(EpochSegments)
+@of_children.register(EpochizedBlend)
+def _(router: EpochizedBlend | EpochSegments, position: int, children: int) -> list[Prefix]:
     epoch = router.epoch_at(position)
     return _continued(router, router.start(epoch), position, router.firsts(epoch))
 
@@ -159,8 +161,9 @@ def ends_of(router: Router, position: int, children: int) -> list[int]:
     return [prefix.end for prefix in of_children(router, position, children)]
 
 
-@ends_of.register
-def _(router: EpochizedBlend, position: int, children: int) -> list[int]:
+@ends_of.register(EpochSegments)
+@ends_of.register(EpochizedBlend)
+def _(router: EpochizedBlend | EpochSegments, position: int, children: int) -> list[int]:
     return router.firsts(router.epoch_at(position) + 1)
 
 

@@ -46,13 +46,7 @@ def seen(run: Run, now: Progress, until: int | None = None, *, dropped: bool) ->
             another configuration before.
     """
     until = now.step if until is None else until
-    if until < 0:
-        raise StateError(f"seen(until={until}): steps are counted 0, 1, 2, …")
-    if run.changed and run.since is not None and run.since.step:
-        raise StateError(
-            f"seen: the run had another configuration or other data before step {run.since.step}, where it was "
-            f"restored at the same position; call this with that configuration and data"
-        )
+    _check(run, until)
     counting = _Counting(run)
     if run.spec.program is not None or dropped or now.drops.any() or now.history[0][0]:
         counting.known_place(_place_at(run, now, until))
@@ -62,6 +56,16 @@ def seen(run: Run, now: Progress, until: int | None = None, *, dropped: bool) ->
     found.until = until
     found.exact = not (dropped or now.drops.any() or is_filtered(run.spec))
     return found
+
+
+def _check(run: Run, until: int) -> None:
+    if until < 0:
+        raise StateError(f"seen(until={until}): steps are counted 0, 1, 2, …")
+    if run.changed and run.since is not None and run.since.step:
+        raise StateError(
+            f"seen: the run had another configuration or other data before step {run.since.step}, where it was "
+            f"restored at the same position; call this with that configuration and data"
+        )
 
 
 def _place_at(run: Run, now: Progress, until: int) -> Progress:
@@ -162,11 +166,11 @@ class _Counting:
         self.times[leaf] += np.int32(laps * passes)
         for begin in range(laps * lap, prefix.whole, _AT_ONCE):
             child = np.arange(begin, min(begin + _AT_ONCE, prefix.whole))
-            np.add.at(self.times[leaf], order.table.draw(number, child)[0], 1)
+            np.add.at(self.times[leaf], order.table.draw(number, child)[0], np.int32(1))
         for child, sign in ((prefix.rest, 1), (prefix.without, -1)):
             for begin in range(0, len(child), _AT_ONCE):
                 index, _ = order.table.draw(number, child[begin : begin + _AT_ONCE])
-                np.add.at(self.times[leaf], index, sign)
+                np.add.at(self.times[leaf], index, np.int32(sign))
 
     def _range(self, order: IndexMap, first_leaf: int, pass_number: int, begin: int, end: int, sign: int) -> None:
         """Count the items [begin, end) of a pass."""
@@ -176,7 +180,7 @@ class _Counting:
 
     def _drawn(self, draws: Draws, first_leaf: int, sign: int) -> None:
         for leaf, _, own in draws.members.by_leaf():
-            np.add.at(self.times[first_leaf + leaf], own.index, sign)
+            np.add.at(self.times[first_leaf + leaf], own.index, np.int32(sign))
 
 
 def _of_lanes(order: IndexMap, passes: Int64Array, rounds: Int64Array, stripe: int) -> Prefix:

@@ -13,8 +13,8 @@ import numpy as np
 
 from energon_grain.atomic_files import atomic_write
 from energon_grain.errors import AmendmentError, ConfigError
-from energon_grain.extras import needed_for
 from energon_grain.history.uses import Seen, SeenDataset
+from energon_grain.kinds.tables.written import ENDING, write_columns
 
 _ROWS = 1 << 18
 Block = tuple[str, np.ndarray[Any, np.dtype[np.int64]], list[str], np.ndarray[Any, np.dtype[np.int32]]]
@@ -33,26 +33,18 @@ def write_seen(seen: Seen, path: Path) -> None:
         ConfigError: The name has another ending.
         MissingPackageError: pyarrow is not installed.
     """
-    writers = {".parquet": _parquet, ".csv": _csv, ".npz": _arrays}
+    writers = {ENDING: _table, ".csv": _csv, ".npz": _arrays}
     if path.suffix not in writers:
         raise ConfigError(f"{path}: the name must end with {', '.join(writers)}")
     with atomic_write(path) as file:
         writers[path.suffix](seen, file)
 
 
-def _parquet(seen: Seen, file: BinaryIO) -> None:
-    with needed_for("writing Parquet", instead="write .csv or .npz"):
-        import pyarrow as pa
-        from pyarrow import parquet
-    arrow: Any = pa
-    names = [each.name for each in seen]
-    fields = [("dataset", arrow.dictionary(arrow.int32(), arrow.string())), ("index", arrow.int64())]
-    schema = arrow.schema([*fields, ("key", arrow.string()), ("times", arrow.int32())])
-    with parquet.ParquetWriter(file, schema) as writer:  # type: ignore[no-untyped-call]
-        for name, index, keys, times in _blocks(seen):
-            dataset = np.full(len(index), names.index(name), np.int32)
-            column = arrow.DictionaryArray.from_arrays(dataset, arrow.array(names, arrow.string()))
-            writer.write_table(arrow.table([column, index, arrow.array(keys, arrow.string()), times], schema=schema))
+def _table(seen: Seen, file: BinaryIO) -> None:
+    rows = (
+        {"dataset": name, "index": index, "key": keys, "times": times} for name, index, keys, times in _blocks(seen)
+    )
+    write_columns(file, rows, (each.name for each in seen))
 
 
 def _csv(seen: Seen, file: BinaryIO) -> None:

@@ -71,6 +71,10 @@ def taken_at(run: Run, place: Progress, feed: int) -> Taken:
     return Taken(place, passes, rounds, frozenset(held))
 
 
+def _name(use: Use) -> tuple[str, int, int]:
+    return use.leaf, use.index, use.position
+
+
 @dataclass(slots=True, eq=False)
 class UncertainUses:
     """Uses of samples, with positions by arithmetic and steps by a replay. Arguments as of `history.when.when`."""
@@ -122,24 +126,26 @@ class UncertainUses:
         Those that this host takes for later ones can be past ones of other hosts, or of a pack that it still holds.
         """
         unknown = [use for use in uses if use.between is not None and use.between[0] < self.now.step]
-        named = {(use.leaf, use.index): use for use in uses}
-        known = {
-            name: replace(use, key=named[name[:2]].key, dataset=named[name[:2]].dataset, leaf=name[0])
-            for name, use in self._candidates.items()
-            if name[:2] in named
-        }
-        wanted = {key: [known[name] for name in names if name in known] for key, names in self._references.items()}
-        cost, last = self.cost(unknown), max(map(self._last_of, unknown))
-        made = [
-            use for step, host, batch in self._steps(cost.first, last) for use in self._in(batch, step, host, wanted)
-        ]
-        past = [use for use in unknown if use.past]
-        done = {(use.leaf, use.index, use.position) for use in (*made, *past)}
-        found = Uses([*(use for use in uses if (use.leaf, use.index, use.position) not in done), *made])
+        wanted, cost = self._wanted(uses), self.cost(unknown)
+        made: list[Use] = []
+        for step, host, batch in self._steps(cost.first, max(map(self._last_of, unknown))):
+            made += self._in(batch, step, host, wanted)
+        done = set(map(_name, made)) | {_name(use) for use in unknown if use.past}
+        found = Uses([*(use for use in uses if _name(use) not in done), *made])
         order = {key: number for number, key in enumerate(dict.fromkeys(use.key for use in uses))}
         found.sort(key=lambda use: (order[use.key], not use.past, -1 if use.step is None else use.step))
         found.replay, found.replayed, found.since = cost, True, uses.since
         return found
+
+    def _wanted(self, uses: Uses) -> dict[tuple[int, int], list[Use]]:
+        """The uses to look for in steps that are made again, by what restore keys call their samples."""
+        named = {(use.leaf, use.index): use for use in uses}
+        known: dict[tuple[str, int, int], Use] = {}
+        for name, use in self._candidates.items():
+            one = named.get(name[:2])
+            if one is not None:
+                known[name] = replace(use, key=one.key, dataset=one.dataset, leaf=one.leaf)
+        return {key: [known[name] for name in names if name in known] for key, names in self._references.items()}
 
     def _last_of(self, use: Use) -> int:
         """The last step that can have delivered a past use."""
@@ -218,15 +224,20 @@ class UncertainUses:
             for host, batch in enumerate(made or ()):
                 yield step - 1, host, batch
             if check is not None and step == check.step and made is not None:
-                if not same_place(places[min(self.run.share.host, len(places) - 1)], check, lanes=False):
-                    raise StateError(
-                        f"when: making the steps before step {step} again does not lead to the restored state: batches "
-                        f"were cut differently, or hooks do not return the same results as before; call this on a "
-                        f"stream just restored from an earlier state, with the settings of then"
-                    )
+                self._check(places[min(self.run.share.host, len(places) - 1)], check)
                 check = None
             if step > last:
                 return
+
+    @staticmethod
+    def _check(place: Progress, known: Progress) -> None:
+        """Check that steps that were made again lead to a known place. Raises StateError."""
+        if not same_place(place, known, lanes=False):
+            raise StateError(
+                f"when: making the steps before step {known.step} again does not lead to the restored state: batches "
+                f"were cut differently, or hooks do not return the same results as before; call this on a stream just "
+                f"restored from an earlier state, with the settings of then"
+            )
 
     def _in(self, batch: list[Entry], step: int, host: int, wanted: dict[tuple[int, int], list[Use]]) -> Iterator[Use]:
         """The wanted samples in the batch of a host, as past uses in that step."""

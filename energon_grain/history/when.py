@@ -72,17 +72,21 @@ def when(
     found = Uses()
     found.since = run.since.step if run.changed and run.since is not None else 0
     for key in keys:
-        for leaf, index in samples_with(run.spec.leaves, key, dataset):
-            of = run.spec.leaves[leaf]
-            names = {"key": key, "dataset": str(of.leaf.source.path), "leaf": "/".join(of.key)}
-            uses = _in_order(answers.uses(leaf, index), found.since)
-            found += [replace(use, **names) for use in uses]
+        found += _of_key(run, answers, key, dataset, found.since)
     unknown = [use for use in found if use.between is not None and use.between[0] < now.step]
     if unknown:
         found.replay = answers.cost(unknown)
         if replay:
             return answers.replayed(found)
     return found
+
+
+def _of_key(run: Run, answers: _Answers, key: str, dataset: str | None, since: int) -> Iterator[Use]:
+    """The uses of all samples with a key."""
+    for leaf, index in samples_with(run.spec.leaves, key, dataset):
+        of = run.spec.leaves[leaf]
+        for use in _in_order(answers.uses(leaf, index), since):
+            yield replace(use, key=key, dataset=str(of.leaf.source.path), leaf="/".join(of.key))
 
 
 def _in_order(uses: Sequence[Use], since: int) -> Iterator[Use]:

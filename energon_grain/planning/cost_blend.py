@@ -108,40 +108,58 @@ class CostBlend:
     """An endless stream of positions of several children, in shares of cost by weight.
 
     Args:
-        schedule: See `Blend`. Each segment starts new shares, without compensation for earlier ones.
+        schedule: See `Blend`; starts are positions. Each segment starts new shares, without compensation for earlier
+            ones. A later segment may have more children, and replaces those that start after it.
         costs: Costs of each child.
         key: 64-bit key, `fold(seed, node key, ...)`.
+        inspect: Whether the first costs of every child are checked now; otherwise costs are asked for as needed.
 
     Attributes:
         weights: Integer weights of each segment.
         starts: First position of each segment.
-        means: (children,) mean cost of the first 1,024 items of each child.
 
     Raises:
         ConfigError: A child's first items cost nothing, or a weight would round to zero.
     """
 
-    __slots__ = ("_ahead", "_costs", "_fold", "_key", "_trees", "_window", "means", "starts", "weights")
+    __slots__ = ("_ahead", "_children", "_costs", "_fold", "_key", "_means", "_trees", "_windows", "starts", "weights")
 
     preserves_runs: ClassVar[bool] = False
 
-    def __init__(self, schedule: Schedule, costs: Sequence[ChildCosts], *, key: int) -> None:
-        self.starts = tuple(start for start, _ in schedule)
-        self.weights = tuple(integer_weights(weights) for _, weights in schedule)
+    def __init__(self, schedule: Schedule, costs: Sequence[ChildCosts], *, key: int, inspect: bool = True) -> None:
+        starts = [start for start, _ in schedule]
+        self.starts = tuple(min(starts[number:]) for number in range(len(starts)))
+        self._children = tuple(len(weights) for _, weights in schedule)  # of each segment
+        self.weights = tuple((*integer_weights(weights), *[0] * (len(costs) - len(weights))) for _, weights in schedule)
         self._key = key
         self._costs = tuple(costs)
         self._ahead = [_CostBuffer(each) for each in costs]
         self._trees = [_tree(weights, fold_array(key, number)) for number, weights in enumerate(self.weights)]
-        self.means = tuple(float(each(np.arange(_SEEN_FIRST)).mean()) for each in costs)
-        for ahead in self._ahead:
-            ahead.until(0, 1)  # raises if it has no cost at all
-        items = max(_WINDOW, _OF_A_CHILD * len(costs))
-        self._window = [self._cost_of(items, weights) for weights in self.weights]
+        self._means: dict[int, float] = {}
+        if inspect:
+            for child, ahead in enumerate(self._ahead):
+                self.mean(child)
+                ahead.until(0, 1)  # raises if it has no cost at all
+        self._windows: dict[int, int] = {}
         self._fold = Fold((0,) * (_HEAD + 2 * len(costs)), self._advance)
+
+    def mean(self, child: int) -> float:
+        """Return the mean cost of the first 1,024 items of a child."""
+        if child not in self._means:
+            self._means[child] = float(self._costs[child](np.arange(_SEEN_FIRST)).mean())
+        return self._means[child]
+
+    def _window_of(self, segment: int) -> int:
+        """Return the approximate cost of the items of a window of a segment."""
+        if segment not in self._windows:
+            items = max(_WINDOW, _OF_A_CHILD * self._children[segment])
+            self._windows[segment] = self._cost_of(items, self.weights[segment][: self._children[segment]])
+        return self._windows[segment]
 
     def _cost_of(self, items: int, weights: Sequence[int]) -> int:
         """Return the approximate cost of `items` items, estimated from the first ones, limited to a window."""
-        shares = [weight / mean if mean else 0.0 for weight, mean in zip(weights, self.means, strict=True)]
+        means = [self.mean(child) if weight else 0.0 for child, weight in enumerate(weights)]
+        shares = [weight / mean if mean else 0.0 for weight, mean in zip(weights, means, strict=True)]
         return min(_LARGEST_WINDOW, max(1, round(items * sum(weights) / (sum(shares) or 1.0))))
 
     def route(self, position: Int64Array) -> Routes:
@@ -187,16 +205,35 @@ class CostBlend:
 
     def remember(self, carry: Carry, position: int, saved: SavedCarries) -> None:
         """See `FoldingRouter.remember`."""
-        saved.restore(self._fold, carry, position)
+        saved.restore(self._fold, self._of_all_children(carry), position)
+
+    def next_cut(self, position: int) -> int:
+        """Return the position itself; see `CutRouter`."""
+        return position
 
     def counts(self, carry: Carry) -> Sequence[int]:
         """Return the positions of each child before a carry. Raises ValueError if its number of children differs."""
+        carry = self._of_all_children(carry)
         if len(carry) != _HEAD + 2 * len(self._costs):
             raise ValueError(f"{len(carry)} numbers for {len(self._costs)} datasets")
         counts = carry[_HEAD : _HEAD + len(self._costs)]
         if sum(counts) != carry[0]:
             raise ValueError(f"the counts of all datasets add up to {sum(counts)} at position {carry[0]}")
         return counts
+
+    def _of_all_children(self, carry: Carry) -> Carry:
+        """Return a carry from before a child was appended, or another carry as it is."""
+        children, odd = divmod(len(carry) - _HEAD, 2)
+        more = len(self._costs) - children
+        if odd or more <= 0 or children not in self._children or carry[0] > self._later_than(children):
+            return carry
+        none = (0,) * more
+        return (*carry[: _HEAD + children], *none, *carry[_HEAD + children :], *none)
+
+    def _later_than(self, children: int) -> int:
+        """Return the first position of a segment with more children."""
+        pairs = zip(self.starts, self._children, strict=True)
+        return next(start for start, count in pairs if count > children)
 
     def _advance(self, carry: Carry) -> tuple[tuple[npt.NDArray[np.int32], Int64Array], Carry]:
         """Return the children and child positions of a window, and the carry after it."""
@@ -206,7 +243,7 @@ class CostBlend:
         segment = int(np.searchsorted(self.starts, position, side="right")) - 1
         if position == self.starts[segment]:
             sums = [0] * children
-        cost, labels, costs = self._window[segment] >> halvings or 1, np.zeros(0, np.int32), np.zeros(0, np.int64)
+        cost, labels, costs = self._window_of(segment) >> halvings or 1, np.zeros(0, np.int32), np.zeros(0, np.int64)
         while not len(labels):
             labels, costs = self._items(self._trees[segment], counts, sums, cost)
             cost *= 2

@@ -19,7 +19,7 @@ import numpy as np
 from energon_grain.datasets.dataset import OF_DATASET, SavableDataset, check_function, node, put, settle
 from energon_grain.datasets.hooks import HookOwner, hook_spec, with_own_name
 from energon_grain.datasets.lowering import IndexPart, LanePart, Lowering, Part
-from energon_grain.errors import ConfigError, public
+from energon_grain.errors import AmendmentError, ConfigError, public
 from energon_grain.planning.costs import PARTS_OF_ONE, Costs, CostsOfStream
 from energon_grain.planning.pack_plan import PATIENCE, Oversize, OversizeSample, WindowPacks, plan_packs
 from energon_grain.samplers.expression import Expression
@@ -463,6 +463,14 @@ class PlannedPacks:
         at, *carried = rest
         return self.child.start(pass_number) + min(carried, default=at)
 
+    def next_cut(self, position: int) -> tuple[int, int]:
+        """See `ItemMap.next_cut`: the end of the window of the item before, and of its samples."""
+        pass_number, item = divmod(position, 1 << PASS_BITS)
+        if not item:
+            return position, self.child.start(pass_number)
+        _, end, window = self._fold(pass_number).plan_at(item - 1)
+        return (pass_number + 1 << PASS_BITS) if window.last else (pass_number << PASS_BITS) + end, window.stop
+
     def remember(self, saved: SavedCarries, position: int) -> None:
         pass_number, item = divmod(position, 1 << PASS_BITS)
         first, *rest = saved.next(2)
@@ -484,7 +492,10 @@ class PlannedPacks:
 
     def typical(self) -> int:
         """Return the approximate packs of a pass over the data, extrapolated from the first window."""
-        _, packs, window = self._fold(0).plan_at(0)
+        try:
+            _, packs, window = self._fold(0).plan_at(0)
+        except AmendmentError:  # it has samples of a dataset that was removed, with its costs
+            return max(1, self.child.samples)
         return packs if window.last else max(1, self.child.samples * packs // max(1, window.samples))
 
     def _advance(self, pass_number: int, carry: Carry) -> tuple[_Window, Carry]:
@@ -523,7 +534,7 @@ class PlannedPacks:
                 )
             carried = positions[packs.rest].tolist()
             if len(packs) or last:
-                window = _Window(packs, first + positions[packs.members], stop - began, last)
+                window = _Window(packs, first + positions[packs.members], first + stop, stop - began, last)
                 return window, (item + len(packs), stop, *carried)
             at = stop
             if at - began > self.child.samples + plan.window:
@@ -554,12 +565,14 @@ class _Window:
     Attributes:
         packs: Packs of its samples.
         positions: (m,) position of each member in the child's stream.
+        stop: One past the last position that it can have samples of.
         samples: Number of samples taken from there.
         last: Whether it is the last window of its pass.
     """
 
     packs: WindowPacks
     positions: Int64Array
+    stop: int
     samples: int
     last: bool
 

@@ -121,8 +121,12 @@ class EpochizedBlend:
 
     def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """See `InvertibleRouter`."""
-        position = np.empty(below.size, dtype=np.int64)
+        position = np.full(below.size, -1, dtype=np.int64)
         if not below.size:
+            return position
+        used = np.array([rate > 0 for rate in self.rates])[child]
+        if not used.all():
+            position[used] = self.position_of(child[used], below[used])
             return position
         epoch = self._epoch_of(child, below)
         first, last = int(epoch.min()), int(epoch.max())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational, Real
-from typing import cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ class Anchor:
         number: number of segments before it.
         rounds: int64 (L,), the first round of each lane.
         counts: int64 (K, L), rounds of each child before.
+        tail: int64 (3, L), the child of each of the three rounds before; any, if there are fewer.
         phases: of a smooth segment: uint64 (2 K - 1, L), 8 bits for each node of the share tree.
         earlier: the segments before it, if they are known, from the beginning or from another anchor on.
     """
@@ -48,8 +49,9 @@ class Anchor:
     number: int
     rounds: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
+    tail: npt.NDArray[np.int64]
     phases: npt.NDArray[np.uint64] | None = None
-    earlier: LaneSchedule = ()
+    earlier: Sequence[tuple[Any, Sequence[Weight]]] = ()
 
 
 LaneStart = int | npt.NDArray[np.int64] | Smooth | Anchor
@@ -94,10 +96,9 @@ def integer_weights(weights: Sequence[Weight]) -> tuple[int, ...]:
     Raises:
         ConfigError: a weight would round to zero.
     """
-    if all(type(each) is int and each >= 0 for each in weights):
-        common = math.gcd(*cast("Sequence[int]", weights))
-        if common and sum(cast("Sequence[int]", weights)) // common <= MAX_TOTAL:
-            return tuple(each // common for each in cast("Sequence[int]", weights))
+    whole = [each for each in weights if type(each) is int and each >= 0]
+    if len(whole) == len(weights) and 0 < sum(whole) // max(math.gcd(*whole), 1) <= MAX_TOTAL:
+        return tuple(each // math.gcd(*whole) for each in whole)
     fractions = [exact(weight) for weight in weights]
     total = sum(fractions)
     scale = Fraction(math.lcm(*(f.denominator for f in fractions)), math.gcd(*(f.numerator for f in fractions)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from energon_grain.errors import ConfigError, StateError
+from energon_grain.errors import AmendmentError, ConfigError, StateError
 from energon_grain.samplers.fold import SavedCarries, flat, unflat
 from energon_grain.samplers.leaf_order import LeafOrder
 from energon_grain.sources.cache_pool import CachePool
@@ -387,6 +387,8 @@ class StreamSpec:
             except BaseException:
                 saved.undo()
                 raise
+        except AmendmentError:
+            raise
         except ValueError as error:
             raise StateError(f"the state's 'plans' do not match its position in this dataset: {error}") from error
 

@@ -563,7 +563,7 @@ class Stream:
             held = self._lane_states.text(progress.lanes)
         dropped = int(progress.drops.min())
         plans = self.spec.carries(progress.pass_number, progress.item, dropped, progress.lanes)
-        amendments = () if self.amendments is None else self.amendments.texts()
+        amendments = () if self.amendments is None else self.amendments.texts(self.share, saved=with_manifest)
         return to_cursor(
             progress,
             self.share,

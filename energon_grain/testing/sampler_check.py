@@ -49,9 +49,8 @@ def check_sampler(
     back = order.backward(near)
     known = back >= 0
     _same(order.forward(back[known]), near[:, known], back[known], "the target")
-    missing = near[:, ~known]
-    lost = (missing[:, None] == targets[:, :, None]).all(axis=0).any(axis=1) if missing.size else np.zeros(1, np.bool_)
-    assert not lost.any(), f"position {start + int(np.argmax(lost))} is not found"
+    lost = {*zip(*near[:, ~known].tolist(), strict=True)} & {*zip(*targets.tolist(), strict=True)}
+    assert not lost, f"the position of target {min(lost)} is not found"
 
 
 class _Order:

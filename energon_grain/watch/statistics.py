@@ -244,7 +244,8 @@ class Statistics(Observer):
         requested = self._expected(first, first + read * self.setup.hosts)
         if self._requested is None or requested is None:
             return None
-        return self._requested + np.asarray(requested) / self.setup.hosts
+        requested = np.append(requested, np.zeros(len(self._requested) - len(requested)))  # excluded: not requested
+        return self._requested + requested / self.setup.hosts
 
     def settle(self) -> None:
         """Count drops that no further step follows."""

@@ -90,8 +90,8 @@ with ckpt, open(log, "a", 1) as log, eg.get_savable_loader(dataset, on_change="a
             by_dataset = dict(zip(loader.leaf_names, (sums / np.maximum(counts, 1)).tolist()))
             if jax.process_index() == 0:
                 print(f"step {step}: " + ", ".join(f"{n} {x:.2f}" for n, x in by_dataset.items()))
-        if step == REWEIGHT_AT:  # the sums are of all hosts, so every host makes the same call
-            weights = {name: round(loss, 2) for name, loss in by_dataset.items()}
-            loader.amend(weights=weights, note="shares by loss")
+        if step == REWEIGHT_AT:  # the losses are of all hosts, so every host makes the same call
+            weights = {name: loss for name, loss in by_dataset.items() if loss}
+            loader.reweight(weights, note="shares by loss")
         if step % SAVE_EVERY == 0:
             ckpt.save_checkpointables(step, {"state": state, "loader": loader})

@@ -1,4 +1,4 @@
-"""What amending promises a user: answers about old steps, states that stay small, other loaders, clear refusals."""
+"""Promises of amending: answers about old steps, states that stay small, other loaders, clear refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from amended_runs import GLOBAL_BATCH, LANES, Packing, Plain, Run, Skipping, write_data
+from amended_runs import GLOBAL_BATCH, LANES, Packing, Plain, Run, Skipping
 
 from energon_grain import (
     BatchDataset,
@@ -23,22 +23,6 @@ from energon_grain import (
 )
 from energon_grain.errors import AmendmentError, ConfigError, FingerprintError, StateError
 from energon_grain.samplers.blend import Blend
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("data")
-    write_data(root)
-    return root
-
-
-@pytest.fixture
-def run(data: Path, tmp_path: Path) -> Any:
-    for folder in data.iterdir():
-        (tmp_path / folder.name).symlink_to(folder)
-    run = Run(tmp_path, Plain, {"a": 3, "b": 1})
-    yield run
-    run.close()
 
 
 def restarted(run: Run, weights: dict[str, float], state: Any, **options: Any) -> Run:
@@ -322,25 +306,40 @@ def test_what_has_fixed_passes_is_refused(data: Path) -> None:
             loader.amend(weights={"a": 1, "b": 2})
 
 
-def test_another_selection_of_the_same_data_is_refused(run: Run) -> None:
+def test_a_wider_selection_of_the_same_data_is_refused(run: Run) -> None:
+    def loader(bounds: list[int]) -> Any:
+        yaml, path = run.data / "mixture.yaml", f'"path": "{run.data / "b"}"'
+        assert path in written
+        yaml.write_text(written.replace(path, f'{path}, "subset": {{"range": {bounds}}}'))
+        dataset = get_train_dataset(
+            yaml,
+            batch_size=GLOBAL_BATCH,
+            shuffle_buffer_size=8,
+            max_samples_per_sequence=4,
+            lanes=LANES,
+            task_encoder=Plain(),
+            worker_config=WorkerConfig(0, 1, 0),
+        )
+        return get_savable_loader(dataset)
+
     run.start()
-    run.step(3)
+    written = (run.data / "mixture.yaml").read_text()
+    with loader([0, 20]) as first, loader([0, 21]) as second:
+        next(first)
+        with pytest.raises(AmendmentError, match=r"b.*selects 1 samples that it did not select before"):
+            second.restore_state_rank(first.save_state_rank(), on_change="amend")
+
+
+def test_the_same_datasets_in_another_order(run: Run) -> None:
+    run.start()
+    run.step(4)
     state = run.state()
-    yaml = run.data / "mixture.yaml"
-    yaml.write_text(
-        yaml.read_text().replace(f"path: {run.data / 'b'}", f"path: {run.data / 'b'}\n      subset: {{range: [0, 20]}}")
-    )
-    dataset = get_train_dataset(
-        yaml,
-        batch_size=GLOBAL_BATCH,
-        shuffle_buffer_size=8,
-        max_samples_per_sequence=4,
-        lanes=LANES,
-        task_encoder=Plain(),
-        worker_config=WorkerConfig(0, 1, 0),
-    )
-    with (
-        get_savable_loader(dataset) as loader,
-        pytest.raises(AmendmentError, match=r"b: its `where` or `subset` changed"),
-    ):
-        loader.restore_state_rank(state, on_change="amend")
+    run.step(6)
+    restarted(run, {"b": 1, "a": 3}, state, on_change="amend")
+    run.step(3)
+    again = run.state()
+    run.step(3)
+    assert run.log[4:10] == run.log[10:16]
+    restarted(run, {"b": 1, "a": 3}, again)
+    run.step(3)
+    assert run.log[16:] == run.log[7:10]

@@ -17,7 +17,8 @@ from amended_graphs import (
     write_data,
 )
 
-from energon_grain import BlendEpochizedDataset, RepeatDataset, ShuffleBufferDataset
+from energon_grain import BlendDataset, BlendEpochizedDataset, RepeatDataset, ShuffleBufferDataset
+from energon_grain.errors import AmendmentError
 
 OFTEN = [Fraction(1, 2), 1, 2, Fraction(7, 5)]
 
@@ -78,6 +79,42 @@ def test_epochs_keep_exact_counts(data: Path) -> None:
     assert (change.step, change.from_epoch, change.from_step) == (10 + 10 + 3, 3, 10 + 10 + 10)
     found[-1] += [use[0] for batch in loader for use in run.valid(batch)]
     found += epochs_of(run, 3)
+    steps = len(loader)
     expect(3, {"a": Fraction(13, 10), "c": Fraction(1, 2)})
     assert [dict(sorted({name: epoch.count(name) for name in set(epoch)}.items())) for epoch in found] == expected
+    assert steps == -(-len(epochs_of(run, 1)[0]) // 12)
+    run.close()
+
+
+def test_what_is_below_the_blend_stays(data: Path) -> None:
+    def nested(often: int) -> Any:
+        def build(pairs: list[Any]) -> Any:
+            (a, _), (b, _), (c, weight) = pairs
+            return BlendDataset((BlendEpochizedDataset((a, 1), (b, often)), 2), (c, weight))
+
+        return build
+
+    run = GraphRun(data, nested(1), {"a": 1, "b": 1, "c": 1})
+    run.start()
+    run.step(3)
+    state = run.state()
+    run.build = nested(2)
+    with pytest.raises(AmendmentError, match="a combination of datasets that changed from"):
+        run.start(state, on_change="amend")
+    run.build, run.weights = nested(1), {"a": 1, "b": 1, "c": 4}
+    run.start(state, on_change="amend")
+    run.step(20)
+    seen = [use for step in run.log for use in step]
+    assert len(set(seen)) == len(seen)
+    run.build = endless
+    with pytest.raises(AmendmentError, match="the blend was by weights and is now by repetitions"):
+        run.start(state, on_change="amend")
+    run.close()
+
+
+def test_weights_for_repetitions_are_refused(data: Path) -> None:
+    run = GraphRun(data, endless, {"a": 1, "b": 1})
+    run.start()
+    with pytest.raises(AmendmentError, match="a blend by repetitions, not by weights"):
+        run.loaders[0].reweight({"a": 1, "b": 2})
     run.close()

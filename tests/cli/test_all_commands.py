@@ -64,6 +64,8 @@ RUNS: list[tuple[list[str], dict[str, Any]]] = [
     (["info", "mix.yaml", "--plot", "mix.svg"], {"samples": 36, "endless": True}),
     (["lint", "text"], {}),
     (["which", "text", "--step", "0", "--batch-size", "2"], {}),
+    (["when", "state.json", "text", "000023", "--validation"], {"replay": None, "replayed": False, "since": 0}),
+    (["seen", "state.json", "text", "--validation"], {}),
     (["preview", "text", "--html", "page.html"], {"path": "text", "html": "page.html"}),
     (["checkpoint", "info", "state.json"], {"step": 1, "seed": 0}),
     (["blame", "state.json", "text", "--validation", "--losses", "losses.csv"], {"steps": 40, "replayed": False}),

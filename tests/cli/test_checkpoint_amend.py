@@ -88,3 +88,55 @@ def test_what_cannot_be_amended_fails_with_the_reason(root: Path) -> None:
     done = run("checkpoint", "amend", root / "state.json", "--to", new, "--seed", 5)
     assert done.exit_code == 1
     assert "seed: was 0, is 5" in str(done.exception)
+
+
+def test_samples_are_excluded_from_a_state(root: Path) -> None:
+    mix, state, changed = mixture(root, "mix.yaml", large=3, small=1), root / "state.json", root / "changed.json"
+    with loader(mix) as first:
+        for _ in range(6):
+            next(first)
+        state.write_text(json.dumps(first.save_state_rank()))
+    bad = root / "bad.txt"
+    with loader(mix) as check:
+        of_large = [each.key for step in range(6) for each in check.which(step) if Path(each.dataset).name == "large"]
+    bad.write_text("".join(f"large\t{key}\n" for key in of_large[:3]))
+    arguments = ("checkpoint", "amend", state, "--to", mix, "--exclude", bad, "--weights", "large=1,small=1")
+    dry = run(*arguments, "--dry-run")
+    assert dry.exit_code == 0, dry.output
+    assert "excluded" in dry.stdout
+    assert "used in this pass" in dry.stdout
+    done = run(*arguments, "-o", changed, "--note", "takedown", "--json")
+    assert done.exit_code == 0, done.output
+    rows = {Path(row["name"].rpartition("/train")[0]).name: row for row in json.loads(done.stdout)}
+    assert (rows["large"]["excluded"], rows["large"]["excluded_used"], rows["small"]["excluded"]) == (3, 3, 0)
+    assert (rows["large"]["share_before"], rows["large"]["share_after"]) == (0.75, 0.5)
+    assert "Excluded: 3 samples of large/train." in run("checkpoint", "history", changed).stdout
+    with loader(mix) as continued:
+        continued.restore_state_rank(json.loads(changed.read_text()))
+        later = [each for step in range(6, 200) for each in continued.which(step)]
+    assert not {each.key for each in later if Path(each.dataset).name == "large"} & set(of_large[:3])
+    whole = run("checkpoint", "amend", state, "--to", mix, "--exclude", f"large={','.join(of_large[:2])}", "--dry-run")
+    assert whole.exit_code == 0, whole.output
+    for wrong, said in [
+        (["--exclude", "large=nothing"], "dataset 'large' has no sample or shard 'nothing'"),
+        (["--exclude", "large=bytes > 1e9"], "holds for none of"),
+        (["--exclude", "nothing.txt"], "is read as a file of keys"),
+        (["--weights", "large"], "expected name=weight"),
+        (["--exclude", "large=1", "--exclude", "large=2"], "given twice"),
+    ]:
+        done = run("checkpoint", "amend", state, "--to", mix, *wrong)
+        assert done.exit_code, wrong
+        assert said in f"{done.exception} {done.output}".replace("\n", " "), (wrong, done.output)
+
+
+def test_samples_are_excluded_from_a_dataset_alone(root: Path) -> None:
+    state, changed = root / "state.json", root / "changed.json"
+    with loader(root / "large") as first:
+        next(first)
+        state.write_text(json.dumps(first.save_state_rank()))
+        key = first.which(0)[0].key
+    done = run("checkpoint", "amend", state, "--to", root / "large", "--exclude", f"large={key}", "-o", changed)
+    assert done.exit_code == 0, done.output
+    with loader(root / "large") as continued:
+        continued.restore_state_rank(json.loads(changed.read_text()))
+        assert all(each.key != key for step in range(1, 100) for each in continued.which(step))

@@ -188,3 +188,37 @@ def test_what_cannot_be_rewound_is_an_error(path: Path, tmp_path: Path) -> None:
     done = run("rewind", last, "--to", "5", "-o", out)
     assert "give the dataset and the settings of the run too" in str(done.exception)
     assert not out.exists()
+
+
+def test_the_new_run_differs_in_the_excluded_samples_only(path: Path, tmp_path: Path) -> None:
+    with open_run(path) as stream:
+        old = advance(stream, 90)
+        last = written(tmp_path / "last.json", stream.cursor(with_manifest=True))
+    bad = {old[40][2], old[55][0], old[61][5]}
+    (tmp_path / "bad.json").write_text(json.dumps({"text": sorted(bad)}))
+    excluding = ("--exclude", tmp_path / "bad.json")
+    found = rewound(last, path, "--to", 30, *OPTIONS, *excluding, tmp_path / "found.json")
+    assert found["step"] == 30
+    with open_run(path) as stream:
+        stream.restore(found)
+        new = advance(stream, 60)
+        later = stream.cursor(with_manifest=True)
+    assert bad.isdisjoint(key for batch in new for key in batch)
+
+    def lanes(batches: list[list[str]], first: int) -> list[list[str]]:
+        """The keys of each lane in order, without the excluded ones."""
+        keys = [key for batch in batches for key in batch]
+        return [[key for key in keys[(lane - first) % 12 :: 12] if key not in bad] for lane in range(12)]
+
+    before, after = lanes(old[30:], 30 * 8), lanes(new, 30 * 8)
+    assert [own[: len(other)] for own, other in zip(after, before, strict=True)] == before
+    again = rewound(written(tmp_path / "later.json", later), path, "--to", 50, *OPTIONS, tmp_path / "again.json")
+    with open_run(path) as stream:
+        stream.restore(again)
+        assert advance(stream, 20) == new[20:40]
+    unchanged = rewound(tmp_path / "later.json", path, "--to", 10, *OPTIONS, tmp_path / "again.json")
+    with open_run(path) as stream:
+        stream.restore(unchanged)
+        assert advance(stream, 20) == old[10:30]
+    done = run("rewind", last, "--to", "5", *excluding, "-o", tmp_path / "none.json")
+    assert "--exclude needs the dataset" in str(done.exception)

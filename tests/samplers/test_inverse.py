@@ -11,7 +11,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from energon_grain.amendments.epochs import EpochSegments
 from energon_grain.errors import ConfigError
+from energon_grain.history.prefixes import Prefix, leaves_of
 from energon_grain.planning import cost_blend
 from energon_grain.planning.cost_blend import CostBlend
 from energon_grain.samplers.blend import Blend, StepBlend, lane_rounds
@@ -69,6 +71,19 @@ def test_epochized_blends(lengths: list[int], repetitions: list[Any], lanes: int
     blend = EpochizedBlend(lengths, repetitions, lanes=lanes, key=5)
     check_sampler(blend)
     check_sampler(blend, start=10**15, positions=1000)
+
+
+def test_repetitions_that_change() -> None:
+    router = EpochSegments([30, 11, 20], ["0.5", "2.25"], lanes=12, key=4)
+    router.append(100, [1, 0, "1.5"])
+    router.append(400, ["0.3", 2, 0])
+    check_sampler(RouteTree(router, [None, None, None]))
+    for position in (0, 37, 99, 100, 160, 401, 900):
+        child, below = router.route(np.arange(position))
+        for number, prefix in enumerate(leaves_of(RouteTree(router, [None] * 3), Prefix(position))):
+            expected = np.sort(below[child == number])
+            found = np.setdiff1d(np.concatenate([np.arange(prefix.whole), prefix.rest]), prefix.without)
+            assert np.array_equal(found, expected)
 
 
 def test_huge_epochs() -> None:
@@ -142,6 +157,13 @@ def trees(draw: st.DrawFn, depth: int = 3) -> RouteTree:
 @given(trees(), st.integers(0, 10_000))
 def test_trees(tree: RouteTree, start: int) -> None:
     check_sampler(tree, start=start, positions=400)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(trees(), st.integers(0, 1 << 40))
+def test_a_million_pairs(tree: RouteTree, start: int) -> None:
+    check_sampler(tree, start=start, positions=25_000)
 
 
 class Backwards:

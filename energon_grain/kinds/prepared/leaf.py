@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from energon_grain.datasets.leaf import Content, LeafDataset, SampleDefinition, refuse_configuration
@@ -15,10 +15,11 @@ from energon_grain.formats.columns import ColumnFolder
 from energon_grain.formats.data_folder import DataFolder, naming, open_folder
 from energon_grain.formats.dataset_config import DatasetConfig, read_dataset_config
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo, read_info
-from energon_grain.formats.splits import read_split_config, select_shards
+from energon_grain.formats.splits import SplitConfig, read_split_config, select_shards
 from energon_grain.kinds.prepared.definition import define_samples
 from energon_grain.prepare.containers import open_prepared
 from energon_grain.samplers.subset import Subset
+from energon_grain.sources.source import Source
 
 _logger = logging.getLogger("energon_grain")
 WHOLE_PART = "train"
@@ -132,9 +133,53 @@ class PreparedLeaves:
         if leaf.split_ratio is not None:
             raise ConfigError(f"{leaf.path}: is prepared, so its split file defines the parts; remove split_ratio")
         name = leaf.split_config or config.split_config or "split.yaml"
-        selected = select_shards(read_split_config(folder.local, name, shards=info.shard_counts), part, info)
+        selected = select_shards(self._split(folder, name, info), part, info)
         options = {"shards": selected.shards, "excluded": selected.excluded_samples}
         return sum(info.shard_counts[shard] for shard in selected.shards), options, selected.unmatched_excludes
+
+    def _split(self, folder: DataFolder, name: str, info: DatasetInfo) -> SplitConfig:
+        return read_split_config(folder.local, name, shards=info.shard_counts)
+
+    def with_fewer_excludes(self, leaf: LeafDataset, samples: int) -> Source | None:
+        """The source of a leaf as it was before the last entries of `exclude` were added to its split file.
+
+        Args:
+            leaf: The leaf.
+            samples: Number of its samples.
+
+        Returns:
+            None if no number of entries gives that number of samples.
+        """
+        low, high = 0, 1 << 62
+        while low < high:
+            earlier = _EarlierLeaves((low + high) // 2 if high < 1 << 62 else 0)
+            source = earlier.open(leaf, False).source
+            if len(source) == samples:
+                return source
+            high = min(high, earlier.most)
+            if len(source) > samples:
+                low = earlier.excludes + 1
+            else:
+                high = earlier.excludes
+        return None
+
+
+@dataclass(slots=True)
+class _EarlierLeaves(PreparedLeaves):
+    """Opens leaves with the first excludes of their split file alone.
+
+    Attributes:
+        excludes: How many of them.
+        most: How many the file has.
+    """
+
+    excludes: int
+    most: int = 0
+
+    def _split(self, folder: DataFolder, name: str, info: DatasetInfo) -> SplitConfig:
+        config = PreparedLeaves._split(self, folder, name, info)
+        self.most = len(config.exclude)
+        return replace(config, exclude=config.exclude[: self.excludes])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
+import numpy as np
+
 from energon_grain import Stream
 from energon_grain.stream.extensions import SEEN, WHEN
 
@@ -15,13 +17,13 @@ Found = tuple[int, int, int, int | None, int]
 def uses_of(stream: Any, steps: int) -> dict[tuple[str, str, int], list[Found]]:
     """By dataset, key and index: the uses in the first steps, in order."""
     found: dict[tuple[str, str, int], list[Found]] = defaultdict(list)
-    skipped = {step for first, count in stream._progress.skipped for step in range(first, first + count)}
+    skipped = {step for first, count in stream.place.skipped for step in range(first, first + count)}
     for step in range(steps):
         if step in skipped:
             continue
         places: Counter[int] = Counter()
         records = stream.which(step)
-        before = None
+        before, pack = None, 0
         for record in records:
             pack = 0 if record.item != before else pack + 1
             places[record.host] += record.item != before
@@ -48,18 +50,24 @@ def check_uses(stream: Stream, steps: int, *, placed: bool = True, packed: bool 
             for (path, other, index), places in expected.items()
             if (path, other) == (dataset, key)
         }
-        if not placed:
-            found = {index: [(place[0], place[4]) for place in places] for index, places in found.items()}
-            wanted = {index: [(place[0], place[4]) for place in places] for index, places in wanted.items()}
-        assert {i: sorted(u) for i, u in found.items()} == {i: sorted(u) for i, u in wanted.items()}, (dataset, key)
+        assert _sorted(found, placed) == _sorted(wanted, placed), (dataset, key)
         total += len(uses)
     check_seen(stream, expected)
     return total
 
 
-def keys_of_leaf(leaf: Any) -> list[str]:
-    import numpy as np
+def _sorted(uses: dict[int, list[Found]], placed: bool) -> dict[int, list[Any]]:
+    return {index: sorted(use if placed else (use[0], use[4]) for use in found) for index, found in uses.items()}
 
+
+def used_keys(stream: Stream) -> list[tuple[str, str, int]]:
+    """Dataset, key and index of all samples of a stream with one dataset, in the order of indices."""
+    [leaf] = stream.spec.leaves
+    return [(str(leaf.leaf.source.path), key, index) for index, key in enumerate(keys_of_leaf(leaf))]
+
+
+def keys_of_leaf(leaf: Any) -> list[str]:
+    """The keys of a leaf, by index."""
     return leaf.leaf.source.keys(np.arange(len(leaf.leaf.source)))
 
 
@@ -71,7 +79,8 @@ def check_seen(stream: Stream, expected: dict[tuple[str, str, int], list[Found]]
     for each in stream.ask(SEEN):
         for index, count in enumerate(each.times.tolist()):
             counted[each.dataset, index] += count
-    assert +counted == +times and all(count >= 0 for count in counted.values())
+    assert +counted == +times
+    assert all(count >= 0 for count in counted.values())
 
 
 def check_replay(stream: Stream, steps: int) -> int:

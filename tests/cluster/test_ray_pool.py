@@ -1,0 +1,255 @@
+"""Workers on Ray deliver the stream of threads, whatever is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from energon_grain import (
+    ConfigError,
+    Stream,
+    TaskEncoder,
+    WorkerConfig,
+    WorkerError,
+    get_savable_loader,
+    get_train_dataset as train_dataset,
+)
+from energon_grain.testing import check_pool
+
+pytest.importorskip("ray")
+sys.path.insert(0, os.path.dirname(__file__))
+
+from cluster_encoders import Arrays, Gated, Noisy, Packing
+
+from energon_grain.cluster import RayPool, actor as actors
+from energon_grain.cluster.actor import Probe, StageActor
+from energon_grain.processes.worker import ResultFile
+from energon_grain.testing.hook_check import difference
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: Any) -> Iterator[RayPool]:
+    del cluster
+    with RayPool(2, num_cpus=0.5) as made:
+        made.wait(2)
+        yield made
+
+
+def stream(
+    path: Path, workers: Any = None, encoder: TaskEncoder | None = None, *, rank: int = 0, world: int = 1, **more: Any
+) -> Any:
+    dropped: list[str] = []
+
+    def drop(error: Exception, sample: Any, sources: Any = None) -> None:
+        del sources
+        dropped.append(f"{sample.__key__}: {error}")
+
+    dataset = train_dataset(
+        path,
+        batch_size=4,
+        shuffle_buffer_size=8,
+        max_samples_per_sequence=4,
+        task_encoder=Noisy() if encoder is None else encoder,
+        worker_config=WorkerConfig(rank, world, workers=workers, global_error_handler=drop),
+        **more,
+    )
+    made = Stream.of(dataset)
+    made.dropped = dropped
+    return made
+
+
+def require_equal(found: Any, expected: Any, steps: int, each: Callable[[int], None] = lambda _: None) -> None:
+    for step in range(steps):
+        each(step)
+        assert difference(next(found), next(expected), "") is None, step
+    assert found.cursor() == expected.cursor()
+
+
+@pytest.mark.parametrize("near", ["auto", "never"])
+def test_the_stream_is_that_of_one_thread(cluster: Any, texts: Path, near: Any) -> None:
+    with RayPool(2, num_cpus=0.5, near=near) as pool, stream(texts, pool) as found, stream(texts) as expected:
+        require_equal(found, expected, 20)
+        assert found.dropped[: len(expected.dropped)] == expected.dropped  # it has read ahead
+        stats = pool.stats()
+        assert (stats.workers, stats.near, stats.deaths) == (2, 2 if near == "auto" else 0, 0)
+        assert stats.chunks > 0
+
+
+def test_packs(pool: RayPool, texts: Path) -> None:
+    with (
+        stream(texts, pool, Packing(), packing_buffer_size=7) as found,
+        stream(texts, None, Packing(), packing_buffer_size=7) as expected,
+    ):
+        require_equal(found, expected, 12)
+
+
+def test_hosts_and_loaders_share_a_pool(pool: RayPool, texts: Path) -> None:
+    found = [stream(texts, pool, rank=rank, world=2) for rank in range(2)]
+    expected = [stream(texts, rank=rank, world=2) for rank in range(2)]
+    for step in range(10):
+        for one, other in zip(found, expected, strict=True):
+            assert difference(next(one), next(other), "") is None, step
+    for each in (*found, *expected):
+        each.close()
+    assert pool.stats().ready == 2
+
+
+def test_killed_actors_cost_no_sample(cluster: Any, texts: Path) -> None:
+    with RayPool(2, num_cpus=0.5, near="auto") as pool, stream(texts, pool) as found, stream(texts) as expected:
+
+        def kill(step: int) -> None:
+            if step % 15 == 10:
+                pool.wait(2)
+                cluster.kill(pool.handles[step // 15 % 2], no_restart=True)
+
+        require_equal(found, expected, 60, kill)
+        assert pool.stats().deaths >= 3  # the last one may not have been noticed
+
+
+def test_resized_while_it_runs(cluster: Any, texts: Path) -> None:
+    with RayPool(1, num_cpus=0.5) as pool, stream(texts, pool) as found, stream(texts) as expected:
+        sizes = {5: 3, 15: 1, 25: 2}
+        require_equal(found, expected, 40, lambda step: pool.resize(sizes[step]) if step in sizes else None)
+        pool.wait(2)
+        assert pool.stats().ready == 2
+        with pytest.raises(ConfigError, match="workers=0: expected a positive number"):
+            pool.resize(0)
+
+
+def test_a_late_chunk_goes_to_a_second_actor(cluster: Any, texts: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with RayPool(2, num_cpus=0.5, hedge_s=0.2) as pool, stream(texts, pool, Gated(gate)) as found:
+        pool.wait(2)
+        next(found)
+        gate.touch()
+        found.restore(found.cursor())
+        found.start_prefetch()
+        until = time.monotonic() + 60
+        while not pool.stats().hedged:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        gate.unlink()
+        with stream(texts, None, Gated(gate)) as expected:
+            next(expected)
+            require_equal(found, expected, 10)
+
+
+def test_the_kit_of_pools(pool: RayPool) -> None:
+    check_pool(lambda spec, stage: pool.lease(spec, stage, 1 << 28), lives_on=True)
+
+
+def test_a_worker_type(cluster: Any, texts: Path) -> None:
+    config = WorkerConfig(0, 1, 2, worker_type="ray")
+    dataset = train_dataset(
+        texts, batch_size=4, shuffle_buffer_size=8, max_samples_per_sequence=4, worker_config=config
+    )
+    plain = train_dataset(texts, batch_size=4, shuffle_buffer_size=8, max_samples_per_sequence=4)
+    with get_savable_loader(dataset) as found, get_savable_loader(plain) as expected:
+        for _ in range(6):
+            assert next(found).__key__ == next(expected).__key__
+
+
+def test_too_few_cpus_are_named(cluster: Any, texts: Path) -> None:
+    with (
+        RayPool(1, num_cpus=64, start_s=1) as pool,
+        stream(texts, pool) as found,
+        pytest.raises(WorkerError, match=r"no Ray worker started within 1 s\. 1 workers request 64 CPUs each"),
+    ):
+        next(found)
+
+
+def test_a_path_that_an_actor_does_not_have_is_named(pool: RayPool, texts: Path, tmp_path: Path) -> None:
+    shutil.copytree(texts, tmp_path / "here")
+    with stream(tmp_path / "here", pool) as found:
+        shutil.move(tmp_path / "here", tmp_path / "gone")
+        with pytest.raises(WorkerError, match=r"on node .* cannot open the dataset: .*here.*exist on every node"):
+            next(found)
+
+
+def test_another_version_is_named(cluster: Any, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("energon_grain.cluster.ray_pool.versions", lambda: ("3.99", "9.9"))
+    with (
+        RayPool(1, num_cpus=0.5) as pool,
+        stream(texts, pool) as found,
+        pytest.raises(WorkerError, match=r"this process has Python 3\.99 and energon-grain 9\.9: install the same"),
+    ):
+        next(found)
+
+
+def test_results_of_near_actors_may_be_changed(cluster: Any, texts: Path) -> None:
+    for options in ({}, {"near": "never"}, {"near": "never", "copy": False}):
+        with RayPool(1, num_cpus=0.5, **options) as pool, stream(texts, pool, Arrays()) as found:
+            assert next(found)["large"].flags.writeable == ("copy" not in options)
+
+
+def test_a_number_of_a_closed_file_is_no_identity(texts: Path) -> None:
+    """The number may be another file's by now, which must not be written to."""
+    mine, other = (ResultFile(os.memfd_create(name)) for name in ("mine", "other"))
+    os.pwrite(other.descriptor, b"untouched", 0)
+    probe = Probe.of(mine.descriptor)._replace(path=Probe.of(other.descriptor).path)
+    stage = StageActor(0, [])
+    assert stage.run_into("digest", b"no spec", b"", probe) is None
+    assert os.pread(other.descriptor, 20, 0) == b"untouched"
+
+
+def test_an_actor_keeps_few_stages(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[bytes] = []
+    monkeypatch.setattr(actors, "WorkerStage", opened.append)
+    monkeypatch.setattr(actors.pickle, "loads", lambda spec: spec)
+    stage = StageActor(0, [])
+    for spec in (b"1", b"2", b"3", b"4", b"5", b"1"):
+        assert stage.open(spec.decode(), spec) is None
+    assert opened == [b"1", b"2", b"3", b"4", b"5", b"1"]
+
+
+SCRIPT = """
+import sys
+import ray
+from energon_grain import Stream, TaskEncoder, WorkerConfig, get_train_dataset
+from energon_grain.cluster import RayPool
+
+class Mine:
+    __slots__ = ("text",)
+    def __init__(self, text):
+        self.text = text
+
+class Encoder(TaskEncoder):
+    def encode_sample(self, sample):
+        return Mine(sample.text)
+    def batch(self, samples):
+        return samples
+
+ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
+pool = RayPool(1)
+dataset = get_train_dataset(
+    sys.argv[1], batch_size=4, shuffle_buffer_size=8, max_samples_per_sequence=4, task_encoder=Encoder(),
+    worker_config=WorkerConfig(0, 1, workers=pool),
+)
+stream = Stream.of(dataset)
+assert [type(each) for each in next(stream)] == [Mine] * 4
+print("done")
+"""
+
+
+def actor_processes() -> set[int]:
+    return {each.pid for each in psutil.process_iter(["cmdline"]) if "StageActor" in str(each.info["cmdline"])}
+
+
+def test_classes_of_the_script_and_nothing_is_left(texts: Path, run_script: Callable[..., Any]) -> None:
+    before = actor_processes()
+    done = run_script(SCRIPT, texts)
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+    until = time.monotonic() + 30
+    while actor_processes() - before:
+        assert time.monotonic() < until
+        time.sleep(0.2)
