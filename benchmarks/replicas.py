@@ -23,8 +23,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from energon_grain import DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset, stateless
 from energon_grain.replicas import ReplicaGroup
 from energon_grain.testing import make_image_dataset
@@ -108,7 +106,7 @@ def _process(pipe: Connection, path: Path, run: Run, number: int) -> None:
         together()
         for step in range(run.steps):
             image = next(loader).image
-            digest = zlib.crc32(np.ascontiguousarray(image[:, :, ::16, ::16]), digest)
+            digest = zlib.crc32(image[:, :, ::16, ::16].tobytes(), digest)
             if step == run.steps // 2:
                 memory = pss_mb() - before
         together()

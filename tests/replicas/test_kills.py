@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from replica_loaders import alone, in_processes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def path(text_dataset: Callable[..., Path]) -> Path:
