@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -89,11 +89,11 @@ def in_threads(
     path: Path,
     count: int,
     *,
-    num_workers: int = 1,
+    num_workers: Any = 1,
     encoders: Callable[[], Any] = Tokens,
     cut: Any = None,
     **options: Any,
-) -> Iterator[list[tuple[SavableDataLoader[Any], Any]]]:
+) -> Generator[list[tuple[SavableDataLoader[Any], Any]]]:
     """Loaders of replicas, each with its task encoder."""
     gathering = Gathering(count)
 
@@ -154,7 +154,7 @@ class Replica:
 
 
 @contextmanager
-def in_processes(path: Path, folder: Path, count: int, num_workers: int = 1) -> Iterator[list[Replica]]:
+def in_processes(path: Path, folder: Path, count: int, num_workers: int = 1) -> Generator[list[Replica]]:
     """Replicas that have made their loaders."""
     folder.mkdir()
     replicas = [Replica(path, folder, rank, count, num_workers) for rank in range(count)]
