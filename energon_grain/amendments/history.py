@@ -12,31 +12,38 @@ Source of the rounds: item q is at round ceil((q - l) / L) of lane l, or behind 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
+import logging
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.amendments import mixture as mixtures
+from energon_grain.amendments.change import Change
+from energon_grain.amendments.graph import graph_of
+from energon_grain.amendments.held import operators_above, without_held
 from energon_grain.amendments.lane_rows import pack_lane_rows, unpack_lane_rows
-from energon_grain.amendments.mixture import Mixture
-from energon_grain.amendments.removed import RemovedLeaf
+from energon_grain.amendments.lanes import LanesBefore
+from energon_grain.amendments.mixture import Mixture, Unit
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.datasets.mixtures import AmendedAt
-from energon_grain.errors import AmendmentError, StateError
+from energon_grain.datasets.mixtures import BlendLanes
+from energon_grain.datasets.stream_map import IterateLanes
+from energon_grain.errors import AmendmentError, ConfigError, SkipSample, StateError
 from energon_grain.samplers.blend import Blend, StepBlend, lane_rounds
-from energon_grain.stream.cursor import Cursor, saved_manifest
-from energon_grain.stream.passes import Progress, Share
+from energon_grain.stream.cursor import Cursor, restored, saved_manifest
+from energon_grain.stream.drops import Dropped
+from energon_grain.stream.passes import PassPlan, Progress, Share
 from energon_grain.stream.spec import Resolved, StreamSpec
 from energon_grain.stream.state import Rounds, walk
+from energon_grain.stream.stream import Held
 
 Int64Array = npt.NDArray[np.int64]
+_logger = logging.getLogger("energon_grain")
 _MAX_TEXT = 1 << 24
 
 
@@ -103,10 +110,35 @@ class Amendments:
             found.append(rounds)
         return found
 
+    def begins_of(self, share: Share, each: Mixture | Unit) -> tuple[Int64Array, ...]:
+        """The same for what has states of its own; 0 in lanes of other hosts."""
+        found: list[Int64Array] = []
+        for number in range(len(self.steps)):
+            rounds = np.zeros(share.lanes, np.int64)
+            if number in each.taken:
+                rounds[share.host :: share.hosts] = each.taken[number]
+            found.append(rounds)
+        return tuple(found)
+
+    def compiled(self, dataset: SavableDataset, plain: StreamSpec, share: Share) -> StreamSpec:
+        """A configuration compiled with these amendments."""
+        return graph_of(
+            dataset,
+            plain,
+            self.mixture,
+            share,
+            begins=self.begins(share),
+            begins_of=partial(self.begins_of, share),
+            resolved=self.resolved,
+        )
+
     def texts(self) -> list[str]:
-        """The field of a state: the log, which is the same on all hosts, and `ahead` of this host's lanes."""
+        """The field of a state: the log, which is the same on all hosts, and rounds of this host's lanes."""
         said = json.dumps([mixtures.packed(self.mixture), self.steps], separators=(",", ":"), ensure_ascii=False)
-        return [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(self.ahead)]
+        rows = [*self.ahead]
+        for each in mixtures.own_states(self.mixture):
+            rows += [each.taken.get(number, np.zeros_like(self.ahead[0])) for number in range(len(self.steps))]
+        return [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(rows)]
 
     @classmethod
     def of_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
@@ -121,29 +153,34 @@ class Amendments:
             if not isinstance(mixture, Mixture):
                 raise ValueError("it has no blend")
             steps = [(int(step), int(item), str(note)) for step, item, note in rows]
-            ahead = _ahead_of(texts[1], len(steps), share, saved_by)
+            own = list(mixtures.own_states(mixture))
+            ahead, *rows = _lane_rows(texts[1], len(steps), 1 + len(own), share, saved_by)
         except (ValueError, TypeError, LookupError, AttributeError, zlib.error, RecursionError) as error:
             raise StateError(f"the state's 'amendments' are damaged: {error}") from error
+        for each, taken in zip(own, rows, strict=True):
+            each.taken = dict(enumerate(taken))
         return cls(mixture=mixture, steps=steps, ahead=ahead)
 
 
-def _ahead_of(text: str, count: int, share: Share, saved_by: tuple[int, int]) -> list[Int64Array]:
-    """How far the lanes of a host were ahead at each amendment, from what some host saved."""
+def _lane_rows(
+    text: str, amendments: int, kinds: int, share: Share, saved_by: tuple[int, int]
+) -> list[list[Int64Array]]:
+    """Numbers of the lanes of a host at each amendment, for each of several kinds, from what some host saved."""
     if not text:
-        return [np.zeros(share.local_lanes, np.int64) for _ in range(count)]
+        return [[np.zeros(share.local_lanes, np.int64) for _ in range(amendments)] for _ in range(kinds)]
     host, hosts = saved_by
     found = unpack_lane_rows(text, share.lanes // hosts)
-    if len(found) != count:
-        raise ValueError(f"it has {len(found)} rows of lanes for {count} amendments")
-    if (host, hosts) == (share.host, share.hosts):
-        return list(found)
-    if hosts != 1:
-        raise StateError(
-            f"the state of host {host} of {hosts} knows where amendments begin in its own lanes only; save with "
-            f"`save_state_global` or the checkpoint handler, which keep all hosts'"
-        )
-    share.require_whole_lanes("the mixture was amended, and samples were dropped or held then")
-    return list(found[:, share.host :: share.hosts])
+    if len(found) != amendments * kinds:
+        raise ValueError(f"it has {len(found)} rows of lanes for {amendments} amendments and {kinds} blends")
+    if (host, hosts) != (share.host, share.hosts):
+        if hosts != 1:
+            raise StateError(
+                f"the state of host {host} of {hosts} knows where amendments begin in its own lanes only; save with "
+                f"`save_state_global` or the checkpoint handler, which keep all hosts'"
+            )
+        share.require_whole_lanes("the mixture was amended, and samples were dropped or held then")
+        found = found[:, share.host :: share.hosts]
+    return [list(rows) for rows in found.reshape(kinds, amendments, -1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,11 +189,15 @@ class Amended:
 
     Attributes:
         spec: The stream with all amendments.
-        amendments: Of the run, until now.
+        amendments: Of the run, until now; None: there are none.
+        progress: The place of the stream.
+        dropped: Held samples of removed datasets that were dropped.
     """
 
     spec: StreamSpec
-    amendments: Amendments
+    amendments: Amendments | None
+    progress: Progress
+    dropped: Sequence[Dropped] = ()
 
 
 def by_state(
@@ -164,11 +205,11 @@ def by_state(
     plain: StreamSpec,
     cursor: Cursor,
     share: Share,
-    progress: Progress,
     *,
     same: bool,
     note: str = "",
-) -> Amended | None:
+    held: Held = "deliver",
+) -> Amended:
     """The stream of a state with amendments, or of a state that a changed mixture continues.
 
     Args:
@@ -176,25 +217,25 @@ def by_state(
         plain: The configuration, compiled.
         cursor: A checked state.
         share: This host's part.
-        progress: The place of the state.
         same: Whether the configuration is the one that the state was saved with.
         note: The reason of the change, for the log.
-
-    Returns:
-        None if nothing differs, and nothing was amended before.
+        held: What happens to samples of removed datasets that lanes hold.
 
     Raises:
-        StateError: The amendments in the state are damaged.
+        StateError: The state, or its amendments, are damaged or cannot be continued.
         AmendmentError: Something differs that cannot be amended, or the state does not say what it is of; or a dataset
             that was added in the run is not in the configuration.
     """
-    new = configured(dataset, plain)
     host, hosts = cursor["host"]
     before = Amendments.of_texts(cursor["amendments"], share, (host, hosts)) if "amendments" in cursor else None
+    plan = PassPlan.of(plain, share.hosts)
+    new = configured(dataset, plain)
     if same:
         assert before is not None
         _join(before.mixture, new)
-        return Amended(spec=compiled(dataset, plain, before, share), amendments=before)
+        spec = before.compiled(dataset, plain, share)
+        progress = restored(cursor, spec, share, plan, allow_changes=False)
+        return Amended(spec=spec, amendments=before, progress=progress)
     saved = saved_manifest(cursor)
     if saved is None:
         raise AmendmentError(
@@ -206,71 +247,172 @@ def by_state(
         raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend by weights")
     amendments = before or Amendments(mixture=was)
     _check_rest(saved, json.loads(json.dumps(plain.manifest())), amendments.mixture)
-    mixtures.note_removed(amendments.mixture, new, saved["leaves"])
-    changed = append(amendments, new, plain, share, progress, note)
-    if not changed and not amendments.steps:
+    forms = {unit.leaves: unit.form for unit in mixtures.units(was)}
+    for unit in mixtures.units(amendments.mixture):
+        if unit.form == 1:  # the manifest has it
+            unit.form = forms.get(unit.opened or unit.leaves)
+    change = Change(amendments.mixture, new)
+    removed = mixtures.note_removed(amendments.mixture, saved["leaves"])
+    spec = amendments.compiled(dataset, plain, share) if amendments.mixture.in_lanes else plain
+    progress = restored(cursor, spec, share, plan, allow_changes=False)
+    found = appended(amendments, change, dataset, plain, spec, share, progress, note, removed=removed, held=held)
+    if found is not None:
+        return found
+    if not amendments.steps and list(new.names()) == list(amendments.mixture.names()):
+        return Amended(spec=plain, amendments=None, progress=progress)
+    return Amended(spec=amendments.compiled(dataset, plain, share), amendments=amendments, progress=progress)
+
+
+def appended(
+    amendments: Amendments,
+    change: Change,
+    dataset: SavableDataset,
+    plain: StreamSpec,
+    spec: StreamSpec,
+    share: Share,
+    progress: Progress,
+    note: str,
+    *,
+    removed: bool,
+    held: Held,
+) -> Amended | None:
+    """Append an amendment at a place, if a change or the removal of a dataset makes one; None: nothing changes.
+
+    Args:
+        amendments: Of the run until now; they are changed.
+        change: The change of their mixture.
+        dataset: The configuration.
+        plain: The configuration, compiled.
+        spec: The stream until now.
+        share: This host's part.
+        progress: Its place.
+        note: The reason.
+        removed: Whether the configuration lacks a dataset for the first time.
+        held: What happens to samples of removed datasets that lanes hold.
+
+    Raises:
+        AmendmentError: It cannot be amended.
+    """
+    number, mixture = len(amendments.steps), amendments.mixture
+    drawn = {unit.number for unit in mixtures.drawn(mixture)}
+    before = LanesBefore(spec, mixture, progress) if mixture.in_lanes else None
+    rounds = _rounds(spec, share, progress) if before is None else before.rounds(mixture)
+    if not (change.append(number, progress.item) or removed):
         return None
-    return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+    mixtures.note_removed(mixture, {})
+    amendments.steps.append((progress.step, progress.item, note))
+    amendments.ahead.append(rounds - lane_rounds(progress.item, share.lanes)[share.host :: share.hosts])
+    if before is not None:
+        for each in mixtures.own_states(mixture):
+            each.taken[number] = before.rounds(each)
+    after = amendments.compiled(dataset, plain, share)
+    if before is not None:
+        progress = before.after(after)
+    left = drawn - {unit.number for unit in mixtures.drawn(mixture)}
+    progress, dropped = _without_held(after, progress, mixture, left, held)
+    return Amended(spec=after, amendments=amendments, progress=progress, dropped=dropped)
 
 
-def append(
-    amendments: Amendments, new: Mixture, plain: StreamSpec, share: Share, progress: Progress, note: str
-) -> bool:
-    """Append an amendment at a place if a new mixture differs, and return whether it does. Raises AmendmentError."""
-    ahead = _lanes_ahead(plain, share, progress)
-    changed = mixtures.amend(amendments.mixture, new, f"#{len(amendments.steps)}", progress.item)
-    if changed:
-        amendments.steps.append((progress.step, progress.item, note))
-        amendments.ahead.append(ahead)
-    return changed
+def _without_held(
+    spec: StreamSpec, progress: Progress, mixture: Mixture, left: Collection[int], held: Held
+) -> tuple[Progress, list[Dropped]]:
+    """The place without held samples of removed datasets, if they are dropped; and these.
+
+    Args:
+        spec: The amended stream.
+        progress: Its place.
+        mixture: Of the run.
+        left: Numbers of the units that this amendment removes.
+        held: What happens to their samples.
+
+    Raises:
+        AmendmentError: They cannot be delivered, because the configuration does not have the dataset.
+    """
+    if held not in ("deliver", "drop"):
+        raise ConfigError(f"held={held!r}: expected 'deliver' or 'drop'")
+    names: dict[int, str] = {}
+    for unit in mixtures.units(mixture):
+        if unit.removed or (held == "drop" and unit.number in left):
+            names |= {unit.number + at: name for at, name in enumerate(unit.leaves)}
+    after, counts = without_held(spec, progress, names)
+    if not counts:
+        return progress, []
+    said = ", ".join(f"{count} of {names[number]}" for number, count in counts.items())
+    if held == "deliver":
+        raise AmendmentError(
+            f"lanes hold samples of a dataset that was removed from the configuration: {said}. Keep it there with the "
+            f"weight 0 until they are delivered, or pass held='drop', which drops them"
+        )
+    _logger.warning("dropped held samples of removed datasets: %s", said)
+    error = SkipSample("its dataset was removed")
+    return after, [
+        Dropped(leaf=number, hook="amend", failure_tolerance=0, error=error, sample=None)
+        for number, count in counts.items()
+        for _ in range(count)
+    ]
 
 
-def _lanes_ahead(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
-    """Number of samples that each lane of a host took beyond its items, (lanes of the host,)."""
+def _rounds(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
+    """Samples that each lane of a host took, (lanes of the host,)."""
     if spec.program is None:
-        return progress.drops.copy()
+        return lane_rounds(progress.item, share.lanes)[share.host :: share.hosts] + progress.drops
     taken = np.zeros(share.local_lanes, np.int64)
     for number, state in enumerate(progress.lanes or ()):
         places = walk(spec.program.root.state_form, state, later=True)
         taken[number] = sum(found[1] for form, found in places if isinstance(form, Rounds))
-    return taken - lane_rounds(progress.item, share.lanes)[share.host :: share.hosts]
+    return taken
 
 
 def configured(dataset: SavableDataset, plain: StreamSpec) -> Mixture:
     """The mixture of a configuration, with its nodes.
 
-    Raises AmendmentError if items, or the samples that lanes take, are not positions of a blend by weights.
+    Raises AmendmentError if items, or the samples that lanes take, are not those of an endless blend by weights.
     """
-    orders = [plain.order] if plain.program is None else [feed.order for feed in plain.program.feeds]
-    if len(orders) != 1:
-        raise AmendmentError(
-            "datasets below the blend filter, group or pack, and such a mixture cannot be amended yet; move these "
-            "steps above the blend"
-        )
-    order = orders[0]
-    router = None if order.routes is None else order.routes.router
     found = mixtures.described(json.loads(json.dumps(plain.mixture)), ("/".join(leaf.key) for leaf in plain.leaves))
-    blended = order.planned is None and order.passes is None and isinstance(router, Blend | StepBlend)
-    if not blended or found is None:
+    if found is None or not (_counts_items(plain) if found.in_lanes else _counts_positions(plain)):
         raise AmendmentError(
             "the stream is not that of an endless blend by weights (it has passes, or is planned, shuffled again, or "
             "blended by cost): it cannot be amended yet"
+        )
+    above = () if plain.program is None else operators_above(plain.program.root)
+    if any(isinstance(operator, IterateLanes) for operator, _ in above):
+        raise AmendmentError(
+            "a stream-to-stream function (IterMapDataset) is above the blend, and only it knows which samples it has "
+            "read: move it below the blend, to its datasets"
         )
     mixtures.attach(found, mixtures.outermost_blend(dataset))
     return found
 
 
+def _counts_positions(plain: StreamSpec) -> bool:
+    """Whether all samples are positions of one blend by weights."""
+    orders = [plain.order] if plain.program is None else [feed.order for feed in plain.program.feeds]
+    if len(orders) != 1:
+        return False
+    order = orders[0]
+    router = None if order.routes is None else order.routes.router
+    return order.planned is None and order.passes is None and isinstance(router, Blend | StepBlend)
+
+
+def _counts_items(plain: StreamSpec) -> bool:
+    """Whether lanes run an endless blend by weights of what filters, groups, packs or generates."""
+    operator = None if plain.program is None else plain.program.root
+    while operator is not None and not isinstance(operator, BlendLanes):
+        operator = operator.children[0] if len(operator.children) == 1 else None
+    return operator is not None and isinstance(operator.router, Blend | StepBlend) and plain.endless
+
+
 def _join(mixture: Mixture, new: Mixture) -> None:
     """Give the children of a run's mixture the nodes of a configuration. Raises AmendmentError if one is missing."""
-    nodes = {unit.leaves: unit.node for unit in mixtures.units(new)}
+    removed = {id(unit): unit.removed for unit in mixtures.units(mixture)}
+    Change(mixture, new)
+    mixtures.note_removed(mixture, {})
     for unit in mixtures.units(mixture):
-        unit.node = nodes.get(unit.leaves)
-        if unit.node is None and not unit.removed:
+        if unit.removed and not removed[id(unit)]:
             raise AmendmentError(
                 f"{unit.leaves[0]}: the run has this dataset, the configuration does not: it was added while the run "
                 f"went on; write it into the configuration, and restore with on_change='amend'"
             )
-    mixtures.join_blends(mixture, new)
 
 
 def _check_rest(saved: Mapping[str, Any], now: Mapping[str, Any], mixture: Mixture) -> None:
@@ -312,36 +454,3 @@ def _above_blend(mixture: Any) -> Any:
         return "blend"
     node = cast("Mapping[str, Any]", mixture)
     return {name: _above_blend(value) if name in ("of", "generate") else value for name, value in node.items()}
-
-
-def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments, share: Share) -> StreamSpec:
-    """A configuration compiled with the amendments of its run."""
-    blend = mixtures.rebuilt(amendments.mixture, AmendedAt, RemovedLeaf.of)
-    known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
-    resolved: list[Resolved] = []
-    for name, node in _leaves(amendments.mixture):
-        if isinstance(node, RemovedLeaf):
-            resolved.append(node.resolve())
-            continue
-        if name not in known:
-            known[name] = amendments.resolved[name] = node.resolve()
-        resolved.append(known[name])
-    spec = compile_dataset(
-        mixtures.replaced(dataset, blend),
-        hosts=share.hosts,
-        cache_pool=plain.cache_pool,
-        resolved=resolved,
-        begins=amendments.begins(share),
-    )
-    for unit in mixtures.units(amendments.mixture):  # so that a later change of them is found
-        if unit.rows is None and not set(unit.leaves).issubset({"/".join(leaf.key) for leaf in plain.leaves}):
-            rows = spec.manifest()["leaves"]
-            unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
-    return dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
-
-
-def _leaves(mixture: Mixture) -> Iterator[tuple[str, Any]]:
-    """Each leaf's key and node."""
-    for unit in mixtures.units(mixture):
-        nodes = [RemovedLeaf.of(name, {}) for name in unit.leaves]
-        yield from zip(unit.leaves, nodes if unit.node is None else mixtures.leaf_nodes(unit.node), strict=True)

@@ -5,24 +5,30 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from energon_grain.amendments import mixture as mixtures
-from energon_grain.amendments.history import Amended, Amendments, append, compiled, configured
+from energon_grain.amendments.change import Change
+from energon_grain.amendments.history import Amended, Amendments, appended, configured
 from energon_grain.amendments.mixture import Mixture, Unit
-from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.lowering import compile_dataset
+from energon_grain.datasets.mixtures import BlendDataset
 from energon_grain.errors import AmendmentError
 from energon_grain.samplers.weights import Weight, exact, integer_weights
 from energon_grain.stream.passes import Progress, Share
-from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.spec import Resolved, StreamSpec
+from energon_grain.stream.stream import Held
 
 
 def amended_now(
     dataset: SavableDataset,
     plain: StreamSpec,
+    spec: StreamSpec,
     before: Amendments | None,
     share: Share,
     progress: Progress,
@@ -31,57 +37,60 @@ def amended_now(
     add: Mapping[str, Any] | None = None,
     remove: Sequence[str] = (),
     note: str = "",
+    held: Held = "deliver",
 ) -> Amended:
     """The stream of a running one whose mixture changes at its present place.
 
     Args:
         dataset: The configuration of the run.
         plain: The configuration, compiled.
+        spec: The stream until now.
         before: The amendments until now; None: there are none.
         share: This host's part.
         progress: Where the stream is.
         weights: Of all datasets of one blend, by name; 0 pauses one. Default: as they are.
-        add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, or a
-            dataset; each has a weight in `weights`.
+        add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, a
+            dataset, or the name of one in another blend, which moves; each has a weight in `weights`.
         remove: Names of datasets that get the weight 0.
         note: The reason, for the log.
+        held: What happens to samples of removed datasets that lanes hold.
 
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
     """
-    old = configured(dataset, plain) if before is None else copy.copy(before.mixture)
-    amendments = Amendments(mixture=_copied(old), resolved={} if before is None else before.resolved)
+    old = configured(dataset, plain) if before is None else mixtures.copied(before.mixture)
+    new = mixtures.copied(old)
+    for each in mixtures.blends(new):
+        each.segments = [(0, each.weights)]
+    for same in mixtures.holders(new).values():
+        for unit in same[:-1]:  # it moved on
+            _take_out(new, unit)
+    amendments = Amendments(mixture=old, resolved={} if before is None else before.resolved)
+    _change(new, dict(weights or {}), dict(add or {}), list(remove), amendments.resolved)
     if before is not None:
         amendments.steps, amendments.ahead = [*before.steps], [*before.ahead]
-    new = _copied(old)
-    for each in _blends(new):
-        each.segments = [(0, each.weights)]
-    _change(new, dict(weights or {}), dict(add or {}), list(remove))
-    if not append(amendments, new, plain, share, progress, note):
+    found = appended(
+        amendments, Change(old, new), dataset, plain, spec, share, progress, note, removed=False, held=held
+    )
+    if found is None:
         raise AmendmentError("amend: nothing changes: give weights, add or remove that differ from what is there")
-    return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+    return found
 
 
-def _copied(tree: Any) -> Any:
-    """A copy of a mixture with the same nodes."""
-    if isinstance(tree, Unit):
-        return dataclasses.replace(tree)
-    return dataclasses.replace(tree, segments=[*tree.segments], children=list(map(_copied, tree.children)))
-
-
-def _blends(mixture: Mixture) -> Iterator[Mixture]:
-    yield mixture
-    for child in mixture.children:
-        if isinstance(child, Mixture):
-            yield from _blends(child)
-
-
-def _change(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], remove: list[str]) -> None:
+def _change(
+    mixture: Mixture,
+    weights: dict[str, Weight],
+    add: dict[str, Any],
+    remove: list[str],
+    resolved: dict[str, Resolved],
+) -> None:
     numbers, blend = _children(mixture, [*(name for name in weights if name not in add), *remove])
     for name, data in add.items():
         if name not in weights:
             raise AmendmentError(f"amend: add has {name!r}, weights do not: give it a weight")
-        numbers[name] = _place_of(mixture, blend, _added(blend, name, data))
+        there = [] if not isinstance(data, str) else [unit for unit in mixtures.units(mixture) if data in _names(unit)]
+        added = dataclasses.replace(there[0]) if len(there) == 1 else _added(blend, name, data, resolved)
+        numbers[name] = _place_of(mixture, blend, added)
     row = _weighted(blend, numbers, weights)
     for name in remove:
         row[numbers[name]] = 0
@@ -115,31 +124,49 @@ def _weighted(blend: Mixture, numbers: Mapping[str, int], weights: Mapping[str, 
     return row
 
 
-def _place_of(mixture: Mixture, blend: Mixture, added: Unit) -> int:
-    """The place of a dataset that is added: its own, if it was removed before; else at the end."""
-    for place, child in enumerate(blend.children):
-        if isinstance(child, Unit) and child.leaves == added.leaves:
-            if child.node is None or not blend.weights[place]:
-                child.node, child.removed = added.node, False
-                return place
+def _place_of(mixture: Mixture, blend: Mixture, added: Unit | Mixture) -> int:
+    """The place of a dataset that is added: its own, if it was removed before; else at the end.
+
+    A dataset of another blend moves here.
+    """
+    if isinstance(added, Mixture):
+        blend.children.append(added)
+        return len(blend.children) - 1
+    there = next((unit for unit in mixtures.units(mixture) if unit.leaves == added.leaves), None)
+    if there is not None and there in blend.children:
+        place = blend.children.index(there)
+        if there.node is not None and blend.weights[place]:
             raise AmendmentError(f"amend: {added.leaves[0]} is in the mixture already: give its weight in `weights`")
-    if set(added.leaves) & set(mixture.names()):
-        raise AmendmentError(f"amend: {added.leaves[0]} is in another blend of the mixture")
+        if there.node is None:
+            there.node, there.removed = added.node, False
+        return place
+    if there is not None:
+        _take_out(mixture, there)
+        node = added.node if there.node is None else there.node
+        added = dataclasses.replace(there, node=node, removed=False, number=-1, since=None, taken={})
     blend.children.append(added)
     return len(blend.children) - 1
+
+
+def _take_out(mixture: Mixture, unit: Unit) -> None:
+    """Take a unit out of its blend."""
+    blend = next(each for each in mixtures.blends(mixture) if unit in each.children)
+    place, row = blend.children.index(unit), blend.weights
+    del blend.children[place], row[place]
+    blend.segments = [(0, row)]
 
 
 def _find(mixture: Mixture, name: str) -> tuple[Mixture, int]:
     """The blend that has a child of this name, and its number there."""
     found = [
         (blend, number)
-        for blend in _blends(mixture)
+        for blend in mixtures.blends(mixture)
         for number, child in enumerate(blend.children)
         if name in _names(child)
     ]
     if len(found) == 1:
         return found[0]
-    known = [_name(child) for blend in _blends(mixture) for child in blend.children]
+    known = [_name(child) for blend in mixtures.blends(mixture) for child in blend.children]
     problem = "there is no dataset" if not found else f"{len(found)} datasets have the name"
     raise AmendmentError(f"amend: {problem} {name!r}; there are {', '.join(known)}")
 
@@ -163,25 +190,40 @@ def _name(child: Unit | Mixture) -> str:
     return next(child.names())
 
 
-def _added(blend: Mixture, name: str, data: Any) -> Unit:
-    """A child for data to add: a leaf like the other leaves of the blend."""
+def _opened(data: SavableDataset, resolved: dict[str, Resolved]) -> Unit | Mixture:
+    """A child for a dataset to add. Its leaves, which are opened, are added to `resolved`."""
+    around = BlendDataset(data)
+    spec = compile_dataset(around)
+    names = ["/".join(leaf.key) for leaf in spec.leaves]
+    found = mixtures.described(json.loads(json.dumps(spec.mixture)), iter(names))
+    assert found is not None
+    mixtures.attach(found, around)
+    for unit in mixtures.units(found):
+        unit.number = -1
+    for name, leaf in zip(names, spec.leaves, strict=True):
+        resolved.setdefault(name, leaf.leaf)
+    return found.children[0]
+
+
+def _added(blend: Mixture, name: str, data: Any, resolved: dict[str, Resolved]) -> Unit | Mixture:
+    """A child for data to add: a dataset, or a leaf like another one of the blend, with all that is done to it."""
     if isinstance(data, SavableDataset):
-        nodes = list(mixtures.leaf_nodes(data))
-        return Unit(tuple("/".join((*node.identity, "0")) for node in nodes), node=data)
-    like = next((child.node for child in blend.children if isinstance(getattr(child, "node", None), LeafDataset)), None)
-    if not isinstance(like, LeafDataset):
-        raise AmendmentError(f"amend: no child of the blend is a plain dataset: give {name!r} as a dataset")
+        return _opened(data, resolved)
     options = dict(data) if isinstance(data, Mapping) else {"path": data}
     unknown = set(options) - {"path", "split_part", "subflavors", "name"}
     if unknown or "path" not in options:
         raise AmendmentError(
             f"amend: add={{{name!r}: …}}: expected path, split_part, subflavors and name, got {sorted(options)}"
         )
+    like = next(_leaves_alone(blend), None)
+    if like is None:
+        raise AmendmentError(f"amend: no child of the blend is a single dataset: give {name!r} as a dataset")
+    unit, other = like
     leaf = dataclasses.replace(
-        like,
+        other,
         path=str(options["path"]),
         kind=None,
-        split_part=options.get("split_part", like.split_part),
+        split_part=options.get("split_part", other.split_part),
         tags=options.get("subflavors", {}),
         subset=None,
         where=None,
@@ -189,4 +231,24 @@ def _added(blend: Mixture, name: str, data: Any) -> Unit:
         through=(),
         name=options.get("name"),
     )
-    return Unit(("/".join((*leaf.identity, "0")),), node=leaf)
+    assert unit.node is not None
+    return Unit(("/".join((*leaf.identity, "0")),), node=_with_leaf(unit.node, leaf), form=unit.form)
+
+
+def _leaves_alone(blend: Mixture) -> Iterator[tuple[Unit, LeafDataset]]:
+    """The children of a blend that have one leaf: those that are one first."""
+    found = [child for child in blend.children if isinstance(child, Unit) and len(child.leaves) == 1]
+    for unit in sorted(found, key=lambda unit: not isinstance(unit.node, LeafDataset)):
+        leaf = None if unit.node is None else next(mixtures.leaf_nodes(unit.node))
+        if isinstance(leaf, LeafDataset):
+            yield unit, leaf
+
+
+def _with_leaf(node: SavableDataset, leaf: LeafDataset) -> SavableDataset:
+    """The same nodes over another leaf."""
+    if hasattr(node, "identity"):
+        return leaf
+    [name] = (each.name for each in dataclasses.fields(node) if isinstance(getattr(node, each.name), SavableDataset))
+    changed = copy.copy(node)
+    put(changed, **{name: _with_leaf(getattr(node, name), leaf)})
+    return changed

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -57,6 +57,9 @@ def amend(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples in the batch of one host. Default: a size that fits the state.")
     ] = None,
+    held: Annotated[
+        Literal["deliver", "drop"], typer.Option(help="Samples of removed datasets that packs or groups hold.")
+    ] = "deliver",
     note: Annotated[str, typer.Option(help="Reason for the change, shown by `checkpoint history`.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the change without writing the new state.")] = False,
 ) -> Answer:
@@ -73,7 +76,7 @@ def amend(
     known = 0 if "amendments" not in cursor else len(amendments_of(cursor).steps)
     size = batch_size or cursor["history"][-1][4] // run.world_size or 1
     with Stream.of(run.dataset(to, batch_size=size)) as stream:
-        stream.restore(cursor, on_change="amend", note=note)
+        stream.restore(cursor, on_change="amend", note=note, held=held)
         amended, amendments = stream.cursor(with_manifest=True), stream.amendments
         if amendments is None or len(amendments.steps) == known:
             return Answer(document=[], lines=["Nothing changes: the state has the mixture of the configuration."])

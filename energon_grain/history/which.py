@@ -66,6 +66,12 @@ class _Question:
         spec = self.run.spec
         if self._is_arithmetic():
             return self._arithmetic()
+        if spec.described_by is not None and self.run.share.hosts > 1:
+            raise StateError(
+                f"which({self.step}): the mixture of this run was amended, and samples were dropped or held, so a host "
+                f"knows where amendments begin in its own lanes only; restore the state of all hosts on one host, and "
+                f"call this there"
+            )
         if spec.program is not None and _hides(spec.program.root.reference_form):
             raise StateError(
                 f"which({self.step}): a stream-to-stream function (IterMapDataset) makes items of this dataset, and "

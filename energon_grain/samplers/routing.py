@@ -6,6 +6,7 @@ This module has the simplest ones, concatenations and limited passes, which are 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -64,11 +65,12 @@ class RouteTree:
         folds: whether a router of the tree is a fold.
     """
 
-    __slots__ = ("_children", "_router", "folds", "leaves", "runs")
+    __slots__ = ("_children", "_numbers", "_router", "folds", "leaves", "runs")
 
     def __init__(self, router: Router, children: Sequence[RouteTree | None]) -> None:
         """Combine a router with its children, in order. None is a leaf."""
         self._router = router
+        self._numbers: npt.NDArray[np.int32] | None = None
         self._children: list[tuple[int, RouteTree | None]] = []  # with the number of the first leaf
         runs: list[bool] = []
         for child in children:
@@ -93,7 +95,13 @@ class RouteTree:
             if tree and len(here):
                 leaves, below[here] = tree.route(below[here])
                 leaf[here] = start + leaves
-        return leaf, below
+        return leaf if self._numbers is None else self._numbers[leaf], below
+
+    def numbered(self, numbers: npt.NDArray[np.intp]) -> RouteTree:
+        """Return the same tree with other numbers of its leaves, from left to right; several may have the same."""
+        other = copy.copy(self)
+        other._numbers = numbers.astype(np.int32)
+        return other
 
     def carries(self, position: int) -> list[Carry]:
         """For each fold of the tree, in a fixed order, a carry from which this and later positions can be routed."""

@@ -75,6 +75,8 @@ from energon_grain.stream.workers import (
 _logger = logging.getLogger("energon_grain")
 OnChange = Literal["refuse", "amend", "position"]
 """If a saved state belongs to another configuration or to other data."""
+Held = Literal["deliver", "drop"]
+"""What happens to samples of removed datasets that lanes hold."""
 
 
 class Runnable(Protocol):
@@ -571,6 +573,7 @@ class Stream:
         allow_changes: bool = False,
         on_change: OnChange | None = None,
         note: str = "",
+        held: Held = "deliver",
     ) -> None:
         """Go to the place of a cursor, saved on any number of hosts with any batch size.
 
@@ -581,6 +584,7 @@ class Stream:
                 every dataset of the mixture where it is, with the present weights; or "position", continue at the same
                 position of the changed stream, which repeats and loses samples. Default: the stream's own `on_change`.
             note: Reason of the change, for the list of amendments.
+            held: What happens to samples of removed datasets that lanes hold, in packs or groups.
 
         Raises:
             StateError: The cursor is malformed or cannot be continued.
@@ -593,24 +597,23 @@ class Stream:
         on_change = "position" if allow_changes else on_change or self.on_change
         if on_change not in ("refuse", "amend", "position"):
             raise ConfigError(f"on_change={on_change!r}: expected 'refuse', 'amend' or 'position'")
-        spec, amendments, changed = self._plain, None, on_change == "position"
+        changed = on_change == "position"
         checked = cursor if changed else check_lanes(cursor, self.share)
         same = checked.get("fingerprint") == self._fingerprint
         if on_change == "refuse":
-            check_fingerprint(checked, self._fingerprint, spec.manifest())
+            check_fingerprint(checked, self._fingerprint, self._plain.manifest())
         if not changed:
-            check_order(checked, spec)
-        plan = PassPlan.of(spec, self.share.hosts)
-        progress = restored(cursor, spec, self.share, plan, allow_changes=changed)
+            check_order(checked, self._plain)
         if not changed and ("amendments" in cursor or not same):
-            found = self._amended(AMENDED_BY_STATE, checked, self.share, progress, same=same, note=note)
-            spec, amendments = (spec, None) if found is None else (found.spec, found.amendments)
+            found = self._amended(AMENDED_BY_STATE, checked, self.share, same=same, note=note, held=held)
+        else:
+            plan = PassPlan.of(self._plain, self.share.hosts)
+            found = restored(cursor, self._plain, self.share, plan, allow_changes=changed)
         with self.turn:
-            self._switch(spec)
-            self.amendments = amendments
-            if same and spec.folds:
+            progress = self._take_amended(found)
+            if same and self.spec.folds:
                 self._stop()  # reading ahead plans, too
-                remember_plans(cursor, spec)
+                remember_plans(cursor, self.spec)
             self._go_to(progress)
             self._run.restored(progress, dict(cursor), changed=changed)
 
@@ -618,11 +621,21 @@ class Stream:
         """Change the mixture from the next step on. See `amendments.live.amended_now`."""
         self._require_own_process("change the mixture")
         with self.turn:
-            progress = self._progress
-            found = self._amended(AMENDED_NOW, self.amendments, self.share, progress, **change)
-            self._switch(found.spec)
-            self.amendments = found.amendments
-            self._go_to(progress)
+            found = self._amended(AMENDED_NOW, self.spec, self.amendments, self.share, self._progress, **change)
+            self._go_to(self._take_amended(found))
+            self._run.save(found.progress)
+
+    def _take_amended(self, found: Any) -> Progress:
+        """Run an amended stream; or the configuration, at a place. Returns the place. Called with the turn."""
+        if isinstance(found, Progress):
+            self._switch(self._plain)
+            self.amendments = None
+            return found
+        self._switch(found.spec)
+        self.amendments = found.amendments
+        for dropped in found.dropped:
+            self.outlet.dropped(found.progress.step, dropped)
+        return found.progress
 
     def _amended(self, how: str, *arguments: Any, **options: Any) -> Any:
         if self.dataset is None:

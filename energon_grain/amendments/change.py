@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The change from the mixture of a run to that of another configuration: what stays, what is new, and what moved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from energon_grain.amendments.mixture import Mixture, Unit, blends, holders, number_leaves, units
+from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.errors import AmendmentError
+from energon_grain.samplers.weights import integer_weights
+
+Child = Unit | Mixture
+
+
+@dataclass(eq=False)
+class _Pair:
+    """A blend of the run, the same blend of the configuration, and where each child of that is in the first."""
+
+    old: Mixture
+    new: Mixture
+    places: dict[int, int] = field(default_factory=dict[int, int])
+
+
+class Change:
+    """The mixture of a run, joined with that of a configuration. `append` then makes it the mixture from a step on.
+
+    Joining gives the children that stay the nodes of the configuration. Children without a node afterwards are removed.
+
+    Args:
+        old: The mixture of the run until now; it is changed.
+        new: That of the configuration.
+    """
+
+    def __init__(self, old: Mixture, new: Mixture) -> None:
+        self._old, self._new = old, new
+        self._last = {unit.leaves: unit for same in holders(old).values() for unit in same[-1:]}
+        self._stay: set[int] = set()
+        self._pairs: list[_Pair] = []
+        for unit in units(old):
+            unit.node = None
+        self._join(old, new)
+
+    def _join(self, old: Mixture, new: Mixture) -> None:
+        """Find the children that stay, by the names of their leaves, or if these were counted anew, by their data."""
+        pair = _Pair(old, new)
+        self._pairs.append(pair)
+        old.node, old.above, old.form = new.node, new.above, new.form
+        tests: list[Callable[[Child, Child], bool]] = [self._same_name, self._same_data]
+        for test in tests:
+            for number, child in enumerate(new.children):
+                taken = pair.places.values()
+                free = (place for place in range(len(old.children)) if place not in taken)
+                place = next((place for place in free if test(old.children[place], child)), None)
+                if number not in pair.places and place is not None:
+                    pair.places[number] = place
+        for number, place in pair.places.items():
+            one, other = old.children[place], new.children[number]
+            if isinstance(one, Mixture) and isinstance(other, Mixture):
+                self._join(one, other)
+            elif isinstance(one, Unit) and isinstance(other, Unit):
+                self._stay.add(id(one))
+                _settle(one, other)
+
+    def _same_name(self, one: Child, other: Child) -> bool:
+        if isinstance(one, Mixture) or isinstance(other, Mixture):
+            return type(one) is type(other) and not set(one.names()).isdisjoint(other.names())
+        return self._last.get(one.leaves) is one and other.leaves in (one.leaves, one.opened)
+
+    def _same_data(self, one: Child, other: Child) -> bool:
+        if isinstance(one, Mixture) or isinstance(other, Mixture):
+            return False
+        return self._last.get(one.leaves) is one and _data(one.leaves) == _data(other.leaves)
+
+    def append(self, number: int, position: int) -> bool:
+        """Make the configuration's mixture that of the run from an amendment on; return whether anything changed.
+
+        Args:
+            number: Number of the amendment.
+            position: Position of the outermost blend at which it takes effect.
+
+        Raises:
+            AmendmentError: It cannot be amended: what and why, with a way out.
+        """
+        counted = {id(each): each.in_lanes for each in blends(self._old)}
+        changed = False
+        for pair in self._pairs:
+            added = [place for place in range(len(pair.new.children)) if place not in pair.places]
+            for place in added:
+                child = pair.new.children[place]
+                for unit in [child] if isinstance(child, Unit) else [*units(child)]:
+                    self._add(unit, number)
+                pair.places[place] = len(pair.old.children)
+                pair.old.children.append(child)
+            _check_same_data(pair, {pair.places[place] for place in added})
+            changed |= _take_over(pair, f"#{number}", position) or bool(added)
+        number_leaves(self._old)
+        for each in blends(self._old):
+            if counted.get(id(each), each.in_lanes) != each.in_lanes:
+                raise AmendmentError(
+                    f"{next(each.names())}: the blend of this dataset has no filters, groups, packs or generators "
+                    f"below it, and one was added: put it above the blend, or into a nested blend of its own"
+                )
+        return changed
+
+    def _add(self, unit: Unit, number: int) -> None:
+        """Let an added unit continue where another one is, or give it names and numbers of its own."""
+        before = self._last.get(unit.leaves)
+        unit.opened = unit.leaves
+        if before is not None and id(before) not in self._stay:
+            if unit.form is not None and not _only_filters(unit.form):
+                raise AmendmentError(
+                    f"{unit.leaves[0]}: a dataset with groups, packs or generators below the blend cannot move to "
+                    f"another blend: leave it where it is, and change its weight there"
+                )
+            self._stay.add(id(before))
+            unit.number, unit.since = before.number, number
+        else:
+            taken = [name for each in units(self._old) for name in each.leaves]
+            _check_combined(unit, [each for each in self._last.values() if id(each) not in self._stay])
+            occurrences = Counter(_data(taken))
+            names = [name if name not in taken else f"{data}/{occurrences[data]}" for name, data in _named(unit.leaves)]
+            unit.leaves, unit.number = tuple(names), -1
+        self._last[unit.leaves] = unit
+        self._stay.add(id(unit))
+
+
+def _settle(one: Unit, other: Unit) -> None:
+    one.node, one.removed, one.opened, one.form = other.node, other.removed, other.opened or other.leaves, other.form
+
+
+def _named(leaves: Sequence[str]) -> list[tuple[str, str]]:
+    return list(zip(leaves, _data(leaves), strict=True))
+
+
+def _data(leaves: Sequence[str]) -> list[str]:
+    """Names without their occurrence numbers."""
+    return [name.rpartition("/")[0] for name in leaves]
+
+
+def _only_filters(form: object) -> bool:
+    while isinstance(form, Mapping):
+        if "filter" not in form:
+            return False
+        form = form["of"]
+    return True
+
+
+def _check_combined(unit: Unit, gone: Sequence[Unit]) -> None:
+    for each in gone:
+        common = set(unit.leaves) & set(each.leaves)
+        if common:
+            raise AmendmentError(
+                f"{min(common)}: it was combined in another way (join, concatenation, repetitions, packs), which "
+                f"changes its order: leave it as it was, and change its weight"
+            )
+
+
+def _check_same_data(pair: _Pair, added: set[int]) -> None:
+    """Refuse an added leaf that selects other samples from the data of a leaf that is gone."""
+    old, kept = pair.old, set(pair.places.values())
+    drawn = [place for place, weight in enumerate(old.weights) if weight and place not in kept]
+    gone = [name for place in drawn for name in old.children[place].names()]
+    for child in (old.children[place] for place in added):
+        node = child.node if isinstance(child, Unit) and child.since is None else None
+        if not isinstance(node, LeafDataset) or node.name is not None:
+            continue
+        data = "/".join(node.identity[:3]) + "/"
+        if any(name.startswith(data) for name in gone):
+            raise AmendmentError(
+                f"{node.label}: its `where` or `subset` changed, which makes it another dataset in another order, so "
+                f"samples would repeat; leave them unchanged"
+            )
+
+
+def _take_over(pair: _Pair, start: str, position: int) -> bool:
+    """Append the segments of the new weights; return whether they differ from the old ones."""
+    old, new = pair.old, pair.new
+
+    def placed(weights: Sequence[int]) -> list[int]:
+        row = [0] * len(old.children)
+        for number, place in pair.places.items():
+            row[place] = weights[number] if number < len(weights) else 0
+        return row
+
+    (_, now), *planned = [(begin, placed(row)) for begin, row in new.segments[_in_force(new, position) :]]
+    (_, was), *was_planned = old.segments[_in_force(old, position) :]
+    padded = [*was, *[0] * (len(now) - len(was))]
+    same = len(was) == len(now) and was_planned == planned
+    if same and integer_weights(padded) == integer_weights(now):
+        return False
+    if not any(now):
+        raise AmendmentError("all weights are 0 from this step on; give one dataset a weight above 0")
+    old.segments += [(start, now), *planned]
+    return True
+
+
+def _in_force(mixture: Mixture, position: int) -> int:
+    """Number of the last segment that has started at a position."""
+    starts = (start for start, _ in mixture.segments)
+    return max(number for number, start in enumerate(starts) if isinstance(start, str) or start <= position)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graph of a whole run: a configuration with every child that its blends ever had, and all their segments."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energon_grain.amendments import mixture as mixtures
+from energon_grain.amendments.mixture import Mixture, Unit
+from energon_grain.amendments.moves import BegunDataset, Handover, MovingDataset
+from energon_grain.amendments.removed import RemovedLeaf, placeholder
+from energon_grain.datasets.dataset import SavableDataset, put
+from energon_grain.datasets.lowering import compile_dataset
+from energon_grain.datasets.mixtures import AmendedAt, BlendDataset, amended_blend
+from energon_grain.stream.passes import Share
+from energon_grain.stream.spec import Resolved, StreamSpec
+
+Int64Array = npt.NDArray[np.int64]
+BeginsOf = Callable[[Mixture | Unit], tuple[Int64Array, ...]]
+
+
+class _Graph:
+    """Makes the description of a run's mixture.
+
+    Args:
+        mixture: With the nodes of a configuration.
+        begins: Rounds of a blend or a unit with states of its own, (L,), at each amendment.
+    """
+
+    def __init__(self, mixture: Mixture, begins: BeginsOf) -> None:
+        self._begins = begins
+        self._own = {id(each) for each in mixtures.own_states(mixture)}
+        self._holders = mixtures.holders(mixture)
+        self._handovers: dict[int, Handover] = {}
+        for same in self._holders.values():
+            before: Handover | None = None
+            for unit in same[1:]:
+                before = self._handovers[id(unit)] = Handover(before)
+        self._places: dict[int, str] = {}
+        self._set_places(mixture, "")
+        self.nodes = {id(unit): unit.node or _absent(unit) for unit in mixtures.units(mixture)}
+        self._root = mixture
+
+    def _set_places(self, mixture: Mixture, place: str) -> None:
+        for number, child in enumerate(mixture.children):
+            if isinstance(child, Mixture):
+                self._set_places(child, f"{place}.{number}")
+            elif child.since is None:
+                self._places[child.number] = f"{place}.{number}"
+
+    def blend(self, mixture: Mixture) -> BlendDataset:
+        """The description of a mixture, and all below."""
+        children = tuple(self._over(child) for child in mixture.children)
+        schedule = tuple(
+            (AmendedAt(int(start[1:])) if isinstance(start, str) else start, tuple(weights))
+            for start, weights in mixture.segments
+        )
+        node = mixture.node or self._root.node
+        assert node is not None
+        blend = amended_blend(node, children, schedule)
+        put(blend, per_step=mixture.per_step or False)
+        return blend
+
+    def _over(self, child: Mixture | Unit) -> SavableDataset:
+        node: SavableDataset
+        if isinstance(child, Unit):
+            node = self._unit(child)
+        else:
+            node = self.blend(child)
+            node = node if child.above is None else mixtures.replaced(child.above, node)
+        return BegunDataset(dataset=node, begins=self._begins(child)) if id(child) in self._own else node
+
+    def _unit(self, unit: Unit) -> SavableDataset:
+        node, same = self.nodes[id(unit)], self._holders[unit.number]
+        if len(same) == 1:
+            return node
+        after = next(iter(same[same.index(unit) + 1 :]), None)
+        return MovingDataset(
+            dataset=node,
+            place=self._places[unit.number],
+            begins=self._handovers.get(id(unit)),
+            ends=None if after is None else after.since,
+            next=None if after is None else self._handovers[id(after)],
+        )
+
+
+def _absent(unit: Unit) -> SavableDataset:
+    rows: Sequence[Mapping[str, Any]] = unit.rows or [{}] * len(unit.leaves)
+    return placeholder(unit.form, list(zip(unit.leaves, rows, strict=True)))
+
+
+def graph_of(
+    dataset: SavableDataset,
+    plain: StreamSpec,
+    mixture: Mixture,
+    share: Share,
+    *,
+    begins: Sequence[Int64Array],
+    begins_of: BeginsOf,
+    resolved: dict[str, Resolved],
+) -> StreamSpec:
+    """A configuration compiled with the mixture of its run.
+
+    Args:
+        dataset: The configuration.
+        plain: The same, compiled.
+        mixture: Of the run, with the nodes of the configuration.
+        share: This host's part.
+        begins: The round of each lane, (L,), at which each amendment begins.
+        begins_of: The same for what has states of its own.
+        resolved: Leaves that the configuration does not have, opened, by key; it is completed.
+    """
+    graph = _Graph(mixture, begins_of)
+    blend = graph.blend(mixture)
+    known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves}
+    leaves: dict[int, Resolved] = {}
+    document: list[tuple[int, str]] = []
+    for unit, number, name, opened, node in _leaves(mixture, graph.nodes):
+        document.append((number, name.rpartition("/")[2]))
+        if number in leaves:
+            continue
+        if isinstance(node, RemovedLeaf) or unit.node is None:
+            leaves[number] = node.resolve()
+            continue
+        found = known.get(opened) or resolved.get(opened)
+        if found is None:
+            found = resolved[opened] = node.resolve()
+        leaves[number] = found
+    spec = compile_dataset(
+        mixtures.replaced(dataset, blend),
+        hosts=share.hosts,
+        cache_pool=plain.cache_pool,
+        resolved=[leaves[number] for number in sorted(leaves)],
+        begins=begins,
+        numbered=document,
+    )
+    rows = spec.manifest()["leaves"]
+    for unit in mixtures.units(mixture):  # so that a later change of them is found
+        if unit.rows is None and not known.keys() >= set(unit.opened):
+            unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
+    return dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
+
+
+def _leaves(
+    mixture: Mixture, nodes: Mapping[int, SavableDataset]
+) -> Iterator[tuple[Unit, int, str, str, Any]]:
+    """Each leaf's unit, number, key, key in the configuration, and node, in document order."""
+    for unit in mixtures.units(mixture):
+        opened = unit.opened or unit.leaves
+        below = list(mixtures.leaf_nodes(nodes[id(unit)]))
+        for at, (name, other, node) in enumerate(zip(unit.leaves, opened, below, strict=True)):
+            yield unit, unit.number + at, name, other, node
