@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from amended_runs import GLOBAL_BATCH, LANES, Use
 
 from energon_grain import (
@@ -26,6 +27,7 @@ from energon_grain import (
     merge_cursors,
 )
 from energon_grain.errors import AmendmentError
+from energon_grain.stream.state import Place, walk
 
 REFUSED = "put it above the blend|cannot move to another blend"
 Tree = list[Any]
@@ -87,6 +89,8 @@ class GraphRun:
     Attributes:
         kinds: What is done with a dataset below its blend: "filter", "pack", "group", "twice" (a concatenation).
         above: The same above the outermost blend.
+        dropped: Datasets of which held samples were dropped.
+        held: Positions that lanes held when it was closed.
     """
 
     data: Path
@@ -95,6 +99,8 @@ class GraphRun:
     above: str = ""
     hosts: int = 1
     log: list[list[Use]] = field(default_factory=list)
+    dropped: set[str] = field(default_factory=set)
+    held: set[tuple[str, int]] = field(default_factory=set)
     loaders: list[Any] = field(default_factory=list)
 
     def leaf(self, name: str, host: int, part: str = "") -> Any:
@@ -129,6 +135,7 @@ class GraphRun:
                 loader.restore_state_rank(state, **options)
 
     def close(self) -> None:
+        self.held = {each for loader in self.loaders for each in held_by(loader.stream)}
         for loader in self.loaders:
             loader.close()
 
@@ -142,6 +149,18 @@ class GraphRun:
     def amend(self, **change: Any) -> None:
         for loader in self.loaders:
             loader.amend(**change)
+
+
+def held_by(stream: Any) -> Iterator[tuple[str, int]]:
+    """Dataset and position of each sample that lanes hold."""
+    spec, lanes = stream.spec, stream.place.lanes
+    if spec.program is None or lanes is None:
+        return
+    for form, value in walk((spec.program.root.state_form,) * len(lanes), lanes, later=True):
+        if isinstance(form, Place):
+            draws = spec.program.feeds[form.feed].draw(np.array([value]))
+            kind, key, *_ = spec.leaves[int(draws.leaf[0])].key
+            yield key.split("/")[1] if kind == "removed" else key, int(draws.child[0])
 
 
 def formed(kind: str, node: Any) -> Any:
@@ -174,19 +193,19 @@ def check(run: GraphRun, last: int) -> None:
             for child in range(lane, before.get((name, lane), -1) + 1, LANES):
                 if (name, child) in done:
                     assert done[name, child] == order[child], (name, child)
-                else:  # filtered
+                elif name not in run.dropped and (name, child) not in run.held:  # filtered
                     assert run.kinds.get(name) == "filter" and order[child] % 5 == 2, (name, child)
 
 
 def own_order(run: GraphRun, name: str, until: int) -> dict[int, int]:
     """The samples at the positions of a dataset, if it were alone."""
-    kinds = {name: "twice"} if run.kinds.get(name) == "twice" else {}
-    alone = GraphRun(run.data, [[name, 1]], kinds)
+    kinds = {each: kind for each, kind in run.kinds.items() if kind != "filter"}
+    alone = GraphRun(run.data, [[name, 1]], kinds, run.above)
     if name.endswith("2"):
-        alone.tree, alone.kinds = [[next(n for n, kind in run.kinds.items() if kind == "twice"), 1]], run.kinds
+        alone.tree = [[next(each for each, kind in run.kinds.items() if kind == "twice"), 1]]
     alone.start()
     found: dict[int, int] = {}
-    while len(found) <= until:
+    while not found.keys() >= set(range(until + 1)):
         alone.step(1)
         found |= {child: key for each, child, key in alone.log[-1] if each == name}
         assert len(alone.log) < 10_000
@@ -242,10 +261,14 @@ def history(rng: random.Random, run: GraphRun, hosts: Iterator[int], spare: list
             try:
                 run.start(state, on_change="amend")
             except AmendmentError as error:
-                if not re.search(REFUSED, str(error)):
+                if re.search("held='drop'", str(error)):
+                    run.dropped |= set(names_in(before)) - set(names_in(run.tree))
+                    run.start(state, on_change="amend", held="drop")
+                elif re.search(REFUSED, str(error)):
+                    run.tree = before
+                    run.start(state)
+                else:
                     raise
-                run.tree = before
-                run.start(state)
         else:
             run.start(state)
         run.step(rng.randrange(1, 20))

@@ -67,11 +67,12 @@ class Change:
     def _same_name(self, one: Child, other: Child) -> bool:
         if isinstance(one, Mixture) or isinstance(other, Mixture):
             return type(one) is type(other) and not set(one.names()).isdisjoint(other.names())
-        return self._last.get(one.leaves) is one and other.leaves in (one.leaves, one.opened)
+        return self._last.get(one.leaves) is one and other.leaves == (one.opened or one.leaves)
 
     def _same_data(self, one: Child, other: Child) -> bool:
         if isinstance(one, Mixture) or isinstance(other, Mixture):
-            return False
+            same = not set(_data([*one.names()])).isdisjoint(_data([*other.names()]))
+            return type(one) is type(other) and same
         return self._last.get(one.leaves) is one and _data(one.leaves) == _data(other.leaves)
 
     def append(self, number: int, position: int) -> bool:

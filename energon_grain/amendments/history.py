@@ -340,8 +340,8 @@ def _without_held(
     said = ", ".join(f"{count} of {names[number]}" for number, count in counts.items())
     if held == "deliver":
         raise AmendmentError(
-            f"lanes hold samples of a dataset that was removed from the configuration: {said}. Keep it there with the "
-            f"weight 0 until they are delivered, or pass held='drop', which drops them"
+            f"lanes hold samples of a dataset that was removed from the configuration: {said}. Keep it there, restore "
+            f"and call `loader.amend(remove=[…])`, which delivers them; or pass held='drop', which drops them"
         )
     _logger.warning("dropped held samples of removed datasets: %s", said)
     error = SkipSample("its dataset was removed")

@@ -223,7 +223,7 @@ def _again(form: Any, leaves: Iterator[SavableDataset]) -> SavableDataset:
     if make is None:
         raise AmendmentError(
             f"a dataset below the blend was removed from the configuration whose lanes have states of another kind "
-            f"({', '.join(entry)}): keep it there with the weight 0"
+            f"({', '.join(entry)}): keep it there, and remove it by `loader.amend(remove=[…])`"
         )
     return make(below, entry)
 

@@ -610,11 +610,10 @@ class Stream:
             plan = PassPlan.of(self._plain, self.share.hosts)
             found = restored(cursor, self._plain, self.share, plan, allow_changes=changed)
         with self.turn:
-            progress = self._take_amended(found)
+            progress = self._go_to_amended(found)
             if same and self.spec.folds:
                 self._stop()  # reading ahead plans, too
                 remember_plans(cursor, self.spec)
-            self._go_to(progress)
             self._run.restored(progress, dict(cursor), changed=changed)
 
     def amend(self, **change: Any) -> None:
@@ -622,20 +621,18 @@ class Stream:
         self._require_own_process("change the mixture")
         with self.turn:
             found = self._amended(AMENDED_NOW, self.spec, self.amendments, self.share, self._progress, **change)
-            self._go_to(self._take_amended(found))
-            self._run.save(found.progress)
+            self._run.save(self._go_to_amended(found))
 
-    def _take_amended(self, found: Any) -> Progress:
-        """Run an amended stream; or the configuration, at a place. Returns the place. Called with the turn."""
-        if isinstance(found, Progress):
-            self._switch(self._plain)
-            self.amendments = None
-            return found
-        self._switch(found.spec)
-        self.amendments = found.amendments
-        for dropped in found.dropped:
-            self.outlet.dropped(found.progress.step, dropped)
-        return found.progress
+    def _go_to_amended(self, found: Any) -> Progress:
+        """Run an amended stream, or the configuration if `found` is a place of it; return the place."""
+        plain = isinstance(found, Progress)
+        self._switch(self._plain if plain else found.spec)
+        self.amendments = None if plain else found.amendments
+        progress: Progress = found if plain else found.progress
+        self._go_to(progress)
+        for dropped in () if plain else found.dropped:
+            self.outlet.dropped(progress.step, dropped)
+        return progress
 
     def _amended(self, how: str, *arguments: Any, **options: Any) -> Any:
         if self.dataset is None:
