@@ -20,6 +20,7 @@ from energon_grain import (
     FilterDataset,
     GroupBatchDataset,
     PackingDataset,
+    SkipSample,
     TaskEncoder,
     WorkerConfig,
     get_savable_loader,
@@ -39,11 +40,13 @@ class Named(TaskEncoder):
 
     __default_failure_tolerance__ = 0
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, drops: int = 0) -> None:
+        self.name, self.drops = name, drops
 
     def encode_sample(self, sample: Any) -> Any:
         _, _, child = sample.__restore_key__
+        if self.drops and int(sample.__key__) % self.drops == 1:
+            raise SkipSample
         sample.text = [(self.name, child, int(sample.__key__))]
         return sample
 
@@ -194,7 +197,7 @@ def check(run: GraphRun, last: int) -> None:
                 if (name, child) in done:
                     assert done[name, child] == order[child], (name, child)
                 elif name not in run.dropped and (name, child) not in run.held:  # filtered
-                    assert run.kinds.get(name) == "filter" and order[child] % 5 == 2, (name, child)
+                    assert (run.kinds.get(name), order[child] % 5) == ("filter", 2), (name, child)
 
 
 def own_order(run: GraphRun, name: str, until: int) -> dict[int, int]:

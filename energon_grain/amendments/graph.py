@@ -143,12 +143,12 @@ def graph_of(
     for unit in mixtures.units(mixture):  # so that a later change of them is found
         if unit.rows is None and not known.keys() >= set(unit.opened):
             unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
-    return dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
+    return dataclasses.replace(
+        spec, described_by=plain.manifest(), observers=plain.observers, steps=plain.steps, limit=plain.limit
+    )
 
 
-def _leaves(
-    mixture: Mixture, nodes: Mapping[int, SavableDataset]
-) -> Iterator[tuple[Unit, int, str, str, Any]]:
+def _leaves(mixture: Mixture, nodes: Mapping[int, SavableDataset]) -> Iterator[tuple[Unit, int, str, str, Any]]:
     """Each leaf's unit, number, key, key in the configuration, and node, in document order."""
     for unit in mixtures.units(mixture):
         opened = unit.opened or unit.leaves

@@ -27,7 +27,7 @@ from energon_grain.amendments import mixture as mixtures
 from energon_grain.amendments.change import Change
 from energon_grain.amendments.graph import graph_of
 from energon_grain.amendments.held import operators_above, without_held
-from energon_grain.amendments.lane_rows import pack_lane_rows, unpack_lane_rows
+from energon_grain.amendments.lane_rows import pack_lane_rows, unpack_lane_rows, unpacked_log
 from energon_grain.amendments.lanes import LanesBefore
 from energon_grain.amendments.mixture import Mixture, Unit
 from energon_grain.datasets.dataset import SavableDataset
@@ -44,7 +44,6 @@ from energon_grain.stream.stream import Held
 
 Int64Array = npt.NDArray[np.int64]
 _logger = logging.getLogger("energon_grain")
-_MAX_TEXT = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +72,8 @@ class Amendments:
     Attributes:
         mixture: The outermost blend over the whole run.
         steps: Step, first item and note of each.
-        ahead: Samples that each lane of this host had taken beyond its items at each amendment, (lanes,) each.
+        ahead: Samples that each lane had taken beyond its items at each amendment, (L,) each; 0 in lanes of other hosts
+            that this host does not know.
         resolved: Leaves that the configuration does not have, opened, by key.
     """
 
@@ -101,24 +101,15 @@ class Amendments:
         return found
 
     def begins(self, share: Share) -> list[Int64Array]:
-        """The round of each lane, (L,), at which each amendment begins; lanes of other hosts as if nothing dropped."""
-        found: list[Int64Array] = []
-        for (_, item, _), ahead in zip(self.steps, self.ahead, strict=True):
-            rounds = lane_rounds(item, share.lanes)
-            if share.whole_lanes:
-                rounds[share.host :: share.hosts] += ahead
-            found.append(rounds)
-        return found
+        """The round of each lane, (L,), at which each amendment begins; in lanes that are unknown, without drops."""
+        return [
+            lane_rounds(item, share.lanes) + ahead for (_, item, _), ahead in zip(self.steps, self.ahead, strict=True)
+        ]
 
     def begins_of(self, share: Share, each: Mixture | Unit) -> tuple[Int64Array, ...]:
-        """The same for what has states of its own; 0 in lanes of other hosts."""
-        found: list[Int64Array] = []
-        for number in range(len(self.steps)):
-            rounds = np.zeros(share.lanes, np.int64)
-            if number in each.taken:
-                rounds[share.host :: share.hosts] = each.taken[number]
-            found.append(rounds)
-        return tuple(found)
+        """The same for what has states of its own; 0 in lanes that are unknown."""
+        nothing = np.zeros(share.lanes, np.int64)
+        return tuple(each.taken.get(number, nothing) for number in range(len(self.steps)))
 
     def compiled(self, dataset: SavableDataset, plain: StreamSpec, share: Share) -> StreamSpec:
         """A configuration compiled with these amendments."""
@@ -132,23 +123,20 @@ class Amendments:
             resolved=self.resolved,
         )
 
-    def texts(self) -> list[str]:
+    def texts(self, share: Share) -> list[str]:
         """The field of a state: the log, which is the same on all hosts, and rounds of this host's lanes."""
         said = json.dumps([mixtures.packed(self.mixture), self.steps], separators=(",", ":"), ensure_ascii=False)
         rows = [*self.ahead]
         for each in mixtures.own_states(self.mixture):
-            rows += [each.taken.get(number, np.zeros_like(self.ahead[0])) for number in range(len(self.steps))]
-        return [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(rows)]
+            rows += self.begins_of(share, each)
+        own = [row[share.host :: share.hosts] for row in rows] if share.whole_lanes else []
+        return [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(own)]
 
     @classmethod
     def of_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
         """Read the field of a state, for the lanes of a host. Raises StateError if it is damaged or of other lanes."""
         try:
-            unpacking = zlib.decompressobj()
-            said = unpacking.decompress(base64.b64decode(texts[0], validate=True), _MAX_TEXT)
-            if not unpacking.eof:
-                raise ValueError("it is cut short")
-            tree, rows = json.loads(said)
+            tree, rows = unpacked_log(texts[0])
             mixture = mixtures.unpacked(tree)
             if not isinstance(mixture, Mixture):
                 raise ValueError("it has no blend")
@@ -165,22 +153,21 @@ class Amendments:
 def _lane_rows(
     text: str, amendments: int, kinds: int, share: Share, saved_by: tuple[int, int]
 ) -> list[list[Int64Array]]:
-    """Numbers of the lanes of a host at each amendment, for each of several kinds, from what some host saved."""
-    if not text:
-        return [[np.zeros(share.local_lanes, np.int64) for _ in range(amendments)] for _ in range(kinds)]
+    """Numbers of all lanes at each amendment, for each of several kinds, as a host saved them; unknown ones are 0."""
+    rows = np.zeros((kinds, amendments, share.lanes), np.int64)
     host, hosts = saved_by
-    found = unpack_lane_rows(text, share.lanes // hosts)
-    if len(found) != amendments * kinds:
-        raise ValueError(f"it has {len(found)} rows of lanes for {amendments} amendments and {kinds} blends")
-    if (host, hosts) != (share.host, share.hosts):
-        if hosts != 1:
+    if text:
+        found = unpack_lane_rows(text, share.lanes // hosts)
+        if len(found) != amendments * kinds:
+            raise ValueError(f"it has {len(found)} rows of lanes for {amendments} amendments and {kinds} blends")
+        if hosts not in (1, share.hosts) or (hosts > 1 and host != share.host):
             raise StateError(
                 f"the state of host {host} of {hosts} knows where amendments begin in its own lanes only; save with "
                 f"`save_state_global` or the checkpoint handler, which keep all hosts'"
             )
         share.require_whole_lanes("the mixture was amended, and samples were dropped or held then")
-        found = found[:, share.host :: share.hosts]
-    return [list(rows) for rows in found.reshape(kinds, amendments, -1)]
+        rows[:, :, host::hosts] = found.reshape(kinds, amendments, -1)
+    return [list(each) for each in rows]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,16 +288,32 @@ def appended(
         return None
     mixtures.note_removed(mixture, {})
     amendments.steps.append((progress.step, progress.item, note))
-    amendments.ahead.append(rounds - lane_rounds(progress.item, share.lanes)[share.host :: share.hosts])
-    if before is not None:
-        for each in mixtures.own_states(mixture):
-            each.taken[number] = before.rounds(each)
+    _check_choices(mixture, spec, share, progress)
+    ahead = np.zeros(share.lanes, np.int64)
+    if share.whole_lanes:
+        own = slice(share.host, None, share.hosts)
+        ahead[own] = rounds - lane_rounds(progress.item, share.lanes)[own]
+    amendments.ahead.append(ahead)
+    for each in () if before is None else mixtures.own_states(mixture):
+        each.taken[number] = np.zeros(share.lanes, np.int64)
+        each.taken[number][share.host :: share.hosts] = before.rounds(each)
     after = amendments.compiled(dataset, plain, share)
     if before is not None:
         progress = before.after(after)
     left = drawn - {unit.number for unit in mixtures.drawn(mixture)}
     progress, dropped = _without_held(after, progress, mixture, left, held)
     return Amended(spec=after, amendments=amendments, progress=progress, dropped=dropped)
+
+
+def _check_choices(mixture: Mixture, spec: StreamSpec, share: Share, progress: Progress) -> None:
+    """Refuse choices for several lanes of which a host knows only its own. Raises AmendmentError."""
+    shared = any(each.per_step for each in mixtures.blends(mixture))
+    if shared and share.hosts > 1 and (spec.program is not None or progress.drops.any()):
+        raise AmendmentError(
+            "a blend with per_step chooses for the lanes of all hosts at once, and samples were dropped or held, which "
+            "each host knows of its own lanes only: amend the state of all hosts on one host "
+            "(`energon-grain checkpoint amend`), and restore that"
+        )
 
 
 def _without_held(
@@ -355,7 +358,8 @@ def _without_held(
 def _rounds(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
     """Samples that each lane of a host took, (lanes of the host,)."""
     if spec.program is None:
-        return lane_rounds(progress.item, share.lanes)[share.host :: share.hosts] + progress.drops
+        own = lane_rounds(progress.item, share.lanes)[share.host :: share.hosts]
+        return own + progress.drops if share.whole_lanes else own
     taken = np.zeros(share.local_lanes, np.int64)
     for number, state in enumerate(progress.lanes or ()):
         places = walk(spec.program.root.state_form, state, later=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,19 +16,20 @@ from energon_grain.errors import StateError
 from energon_grain.stream.state import pack_integers, unpack_integers
 
 _MAX_ROWS = 1 << 26
+_MAX_TEXT = 1 << 24
 
 
 def merged(ordered: Sequence[Mapping[str, Any]]) -> list[str]:
     """The log, which all hosts have, and how far each lane had read beyond its items at each amendment."""
-    logs = {cursor.get("amendments", [""])[0] for cursor in ordered}
-    if len(logs) != 1:
+    logs = [cursor.get("amendments", [""])[0] for cursor in ordered]
+    if len(set(logs)) != 1:
         raise StateError(
-            "the hosts' states do not match: the mixture was amended differently on some hosts; call "
-            "`amend` with the same arguments at the same step on every host"
+            f"the hosts' states do not match: the mixture was amended differently on some hosts ({_said(logs)}); call "
+            f"`amend` with the same arguments at the same step on every host"
         )
     texts = [cursor["amendments"][1] for cursor in ordered]
     if not any(texts):
-        return [*logs, ""]
+        return [logs[0], ""]
     lanes, hosts = ordered[0]["lanes"], len(ordered)
     try:
         own = [unpack_lane_rows(text, lanes // hosts) for text in texts]
@@ -36,7 +38,38 @@ def merged(ordered: Sequence[Mapping[str, Any]]) -> list[str]:
             ahead[:, host::hosts] = rows if len(rows) else 0
     except ValueError as error:
         raise StateError(f"the hosts' states do not fit together: their 'amendments' are damaged: {error}") from error
-    return [*logs, pack_lane_rows(ahead)]
+    return [logs[0], pack_lane_rows(ahead)]
+
+
+def _said(logs: Sequence[str]) -> str:
+    """Which hosts have which log, and what of them differs."""
+    found: dict[str, list[int]] = {}
+    for host, log in enumerate(logs):
+        found.setdefault(log, []).append(host)
+    return "; ".join(f"hosts {', '.join(map(str, hosts))}: {_last(log)}" for log, hosts in found.items())
+
+
+def _last(log: str) -> str:
+    """The number of amendments of a log, and the last one."""
+    if not log:
+        return "no amendments"
+    try:
+        tree, steps = unpacked_log(log)
+        step, _, note = steps[-1]
+        weights = tree[1][-1][1]
+    except (ValueError, TypeError, LookupError, zlib.error, RecursionError):
+        return "damaged amendments"
+    said = f" ({note})" if note else ""
+    return f"{len(steps)} amendments, the last at step {step}{said}, with the weights {weights} of the outermost blend"
+
+
+def unpacked_log(text: str) -> Any:
+    """The log of a state: a mixture and its steps. Raises ValueError, TypeError or zlib.error if it is damaged."""
+    unpacking = zlib.decompressobj()
+    said = unpacking.decompress(base64.b64decode(text, validate=True), _MAX_TEXT)
+    if not unpacking.eof:
+        raise ValueError("it is cut short")
+    return json.loads(said)
 
 
 def pack_lane_rows(rows: Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64]) -> str:

@@ -25,7 +25,7 @@ from energon_grain.stream.spec import StreamSpec
 
 Int64Array = npt.NDArray[np.int64]
 States = dict[int, Any]
-"""Of one lane, by `id` of what they belong to: rounds of a blend that counts items; (pass, state) of any other child."""
+"""Of one lane, by `id` of their owners: rounds of a blend that counts items; (pass, state) of any other child."""
 
 
 @dataclass(frozen=True, slots=True)

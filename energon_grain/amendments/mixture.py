@@ -26,7 +26,7 @@ from energon_grain.mixture_shares import leaf_count
 Start = int | str
 """Where a segment begins: at a position of the blend; or "#n", at amendment n."""
 Taken = dict[int, npt.NDArray[np.int64]]
-"""Rounds that each lane of this host had taken, (lanes of the host,), by amendment."""
+"""Rounds that each lane had taken, (L,), by amendment; 0 in lanes of other hosts that this host does not know."""
 _IN_LANES = ("filter", "pack", "group", "batch", "generate", "iter_map")
 """Operations, as a manifest names them, whose items are not positions."""
 

@@ -555,7 +555,7 @@ class Stream:
             held = self._lane_states.text(progress.lanes)
         dropped = int(progress.drops.min())
         plans = self.spec.carries(progress.pass_number, progress.item, dropped, progress.lanes)
-        amendments = () if self.amendments is None else self.amendments.texts()
+        amendments = () if self.amendments is None else self.amendments.texts(self.share)
         return to_cursor(
             progress,
             self.share,
@@ -636,7 +636,11 @@ class Stream:
 
     def _amended(self, how: str, *arguments: Any, **options: Any) -> Any:
         if self.dataset is None:
-            raise StateError("the mixture of a stream that is read by workers of a DataLoader cannot be amended")
+            raise StateError(
+                "several processes take the steps of this stream in turns (workers of a DataLoader, mp_prefetch), and "
+                "none knows the step at which all of them would change the mixture: restore with one process, or use "
+                "get_savable_loader, which has its own workers"
+            )
         return extension(how)(self.dataset, self._plain, *arguments, **options)
 
     def seek(self, step: int) -> None:
