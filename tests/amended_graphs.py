@@ -90,7 +90,7 @@ class GraphRun:
     """A run on some hosts over a tree.
 
     Attributes:
-        kinds: What is done with a dataset below its blend: "filter", "pack", "group", "twice" (a concatenation).
+        kinds: The operation on a dataset below its blend: "filter", "pack", "group", "twice" (a concatenation).
         above: The same above the outermost blend.
         dropped: Datasets of which held samples were dropped.
         held: Positions that lanes held when it was closed.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from energon_grain.amendments.mixture import Mixture, Unit, blends, holders, number_leaves, units
@@ -22,6 +22,38 @@ class _Pair:
     old: Mixture
     new: Mixture
     places: dict[int, int] = field(default_factory=dict[int, int])
+
+    def match(self, same: Callable[[Child, Child], bool]) -> None:
+        """Find more of the places, in order, each for one child."""
+        for number, child in enumerate(self.new.children):
+            if number in self.places:
+                continue
+            taken = self.places.values()
+            free = (place for place in range(len(self.old.children)) if place not in taken)
+            place = next((place for place in free if same(self.old.children[place], child)), None)
+            if place is not None:
+                self.places[number] = place
+
+    def append(self) -> list[int]:
+        """Append the children without a place to the blend of the run, and return their places."""
+        added = [number for number in range(len(self.new.children)) if number not in self.places]
+        for number in added:
+            self.places[number] = len(self.old.children)
+            self.old.children.append(self.new.children[number])
+        return [self.places[number] for number in added]
+
+    def gone(self) -> Iterator[str]:
+        """Keys of the leaves that were drawn from until now, and have no place."""
+        kept = set(self.places.values())
+        for place, weight in enumerate(self.old.weights):
+            if weight and place not in kept:
+                yield from self.old.children[place].names()
+
+    def units(self) -> Iterator[Unit]:
+        """The units of the children without a place."""
+        for number, child in enumerate(self.new.children):
+            if number not in self.places:
+                yield from [child] if isinstance(child, Unit) else units(child)
 
 
 class Change:
@@ -44,18 +76,12 @@ class Change:
         self._join(old, new)
 
     def _join(self, old: Mixture, new: Mixture) -> None:
-        """Find the children that stay, by the names of their leaves, or if these were counted anew, by their data."""
+        """Find the children that stay, by the names of their leaves, or where those were renumbered, by their data."""
         pair = _Pair(old, new)
         self._pairs.append(pair)
         old.node, old.above, old.form = new.node, new.above, new.form
-        tests: list[Callable[[Child, Child], bool]] = [self._same_name, self._same_data]
-        for test in tests:
-            for number, child in enumerate(new.children):
-                taken = pair.places.values()
-                free = (place for place in range(len(old.children)) if place not in taken)
-                place = next((place for place in free if test(old.children[place], child)), None)
-                if number not in pair.places and place is not None:
-                    pair.places[number] = place
+        for same in (self._same_name, self._same_data):
+            pair.match(same)
         for number, place in pair.places.items():
             one, other = old.children[place], new.children[number]
             if isinstance(one, Mixture) and isinstance(other, Mixture):
@@ -88,14 +114,10 @@ class Change:
         counted = {id(each): each.in_lanes for each in blends(self._old)}
         changed = False
         for pair in self._pairs:
-            added = [place for place in range(len(pair.new.children)) if place not in pair.places]
-            for place in added:
-                child = pair.new.children[place]
-                for unit in [child] if isinstance(child, Unit) else [*units(child)]:
-                    self._add(unit, number)
-                pair.places[place] = len(pair.old.children)
-                pair.old.children.append(child)
-            _check_same_data(pair, {pair.places[place] for place in added})
+            for unit in pair.units():
+                self._add(unit, number)
+            added = pair.append()
+            _check_same_data(pair, added)
             changed |= _take_over(pair, f"#{number}", position) or bool(added)
         number_leaves(self._old)
         for each in blends(self._old):
@@ -110,30 +132,33 @@ class Change:
         """Let an added unit continue where another one is, or give it names and numbers of its own."""
         before = self._last.get(unit.leaves)
         unit.opened = unit.leaves
-        if before is not None and id(before) not in self._stay:
-            if unit.form is not None and not _only_filters(unit.form):
-                raise AmendmentError(
-                    f"{unit.leaves[0]}: a dataset with groups, packs or generators below the blend cannot move to "
-                    f"another blend: leave it where it is, and change its weight there"
-                )
+        if before is None or id(before) in self._stay:
+            self._name(unit)
+        elif unit.form is None or _only_filters(unit.form):
             self._stay.add(id(before))
             unit.number, unit.since = before.number, number
         else:
-            taken = [name for each in units(self._old) for name in each.leaves]
-            _check_combined(unit, [each for each in self._last.values() if id(each) not in self._stay])
-            occurrences = Counter(_data(taken))
-            names = [name if name not in taken else f"{data}/{occurrences[data]}" for name, data in _named(unit.leaves)]
-            unit.leaves, unit.number = tuple(names), -1
+            raise AmendmentError(
+                f"{unit.leaves[0]}: a dataset with groups, packs or generators below the blend cannot move to another "
+                f"blend: leave it where it is, and change its weight there"
+            )
         self._last[unit.leaves] = unit
         self._stay.add(id(unit))
+
+    def _name(self, unit: Unit) -> None:
+        """Give an added unit names that no other one has. Raises AmendmentError if its leaves were combined before."""
+        _check_combined(unit, [each for each in self._last.values() if id(each) not in self._stay])
+        taken = [name for leaves in self._last for name in leaves]
+        occurrences = Counter(_data(taken))
+        names: list[str] = []
+        for name, data in zip(unit.leaves, _data(unit.leaves), strict=True):
+            names.append(f"{data}/{occurrences[data]}" if name in taken else name)
+            occurrences[data] += 1
+        unit.leaves, unit.number = tuple(names), -1
 
 
 def _settle(one: Unit, other: Unit) -> None:
     one.node, one.removed, one.opened, one.form = other.node, other.removed, other.opened or other.leaves, other.form
-
-
-def _named(leaves: Sequence[str]) -> list[tuple[str, str]]:
-    return list(zip(leaves, _data(leaves), strict=True))
 
 
 def _data(leaves: Sequence[str]) -> list[str]:
@@ -159,21 +184,22 @@ def _check_combined(unit: Unit, gone: Sequence[Unit]) -> None:
             )
 
 
-def _check_same_data(pair: _Pair, added: set[int]) -> None:
+def _check_same_data(pair: _Pair, added: Sequence[int]) -> None:
     """Refuse an added leaf that selects other samples from the data of a leaf that is gone."""
-    old, kept = pair.old, set(pair.places.values())
-    drawn = [place for place, weight in enumerate(old.weights) if weight and place not in kept]
-    gone = [name for place in drawn for name in old.children[place].names()]
-    for child in (old.children[place] for place in added):
-        node = child.node if isinstance(child, Unit) and child.since is None else None
-        if not isinstance(node, LeafDataset) or node.name is not None:
-            continue
-        data = "/".join(node.identity[:3]) + "/"
-        if any(name.startswith(data) for name in gone):
+    new = [child for child in (pair.old.children[place] for place in added) if isinstance(child, Unit)]
+    gone = list(pair.gone())
+    for node in (unit.node for unit in new if unit.since is None):
+        if isinstance(node, LeafDataset) and node.name is None and _selects(node, gone):
             raise AmendmentError(
                 f"{node.label}: its `where` or `subset` changed, which makes it another dataset in another order, so "
                 f"samples would repeat; leave them unchanged"
             )
+
+
+def _selects(node: LeafDataset, names: Sequence[str]) -> bool:
+    """Whether one of some leaves has the same data."""
+    data = "/".join(node.identity[:3]) + "/"
+    return any(name.startswith(data) for name in names)
 
 
 def _take_over(pair: _Pair, start: str, position: int) -> bool:

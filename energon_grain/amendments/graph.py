@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -118,26 +119,18 @@ def graph_of(
     graph = _Graph(mixture, begins_of)
     blend = graph.blend(mixture)
     known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves}
-    leaves: dict[int, Resolved] = {}
-    document: list[tuple[int, str]] = []
-    for unit, number, name, opened, node in _leaves(mixture, graph.nodes):
-        document.append((number, name.rpartition("/")[2]))
-        if number in leaves:
-            continue
-        if isinstance(node, RemovedLeaf) or unit.node is None:
-            leaves[number] = node.resolve()
-            continue
-        found = known.get(opened) or resolved.get(opened)
-        if found is None:
-            found = resolved[opened] = node.resolve()
-        leaves[number] = found
+    leaves = list(_leaves(mixture, graph.nodes))
+    opened: dict[int, Resolved] = {}
+    for leaf in leaves:
+        if leaf.number not in opened:
+            opened[leaf.number] = leaf.resolved(known, resolved)
     spec = compile_dataset(
         mixtures.replaced(dataset, blend),
         hosts=share.hosts,
         cache_pool=plain.cache_pool,
-        resolved=[leaves[number] for number in sorted(leaves)],
+        resolved=[opened[number] for number in sorted(opened)],
         begins=begins,
-        numbered=document,
+        numbered=[(leaf.number, leaf.name.rpartition("/")[2]) for leaf in leaves],
     )
     rows = spec.manifest()["leaves"]
     for unit in mixtures.units(mixture):  # so that a later change of them is found
@@ -148,10 +141,30 @@ def graph_of(
     )
 
 
-def _leaves(mixture: Mixture, nodes: Mapping[int, SavableDataset]) -> Iterator[tuple[Unit, int, str, str, Any]]:
-    """Each leaf's unit, number, key, key in the configuration, and node, in document order."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Leaf:
+    """A leaf of a run: its unit, number, key, key in the configuration, and node."""
+
+    unit: Unit
+    number: int
+    name: str
+    opened: str
+    node: Any
+
+    def resolved(self, known: Mapping[str, Resolved], more: dict[str, Resolved]) -> Resolved:
+        """The opened leaf, one that is known if possible; others are added to `more`."""
+        if self.unit.node is None or isinstance(self.node, RemovedLeaf):
+            return self.node.resolve()
+        found = known.get(self.opened) or more.get(self.opened)
+        if found is None:
+            found = more[self.opened] = self.node.resolve()
+        return found
+
+
+def _leaves(mixture: Mixture, nodes: Mapping[int, SavableDataset]) -> Iterator[_Leaf]:
+    """The leaves in document order."""
     for unit in mixtures.units(mixture):
         opened = unit.opened or unit.leaves
         below = list(mixtures.leaf_nodes(nodes[id(unit)]))
         for at, (name, other, node) in enumerate(zip(unit.leaves, opened, below, strict=True)):
-            yield unit, unit.number + at, name, other, node
+            yield _Leaf(unit, unit.number + at, name, other, node)

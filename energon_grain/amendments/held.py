@@ -125,13 +125,16 @@ def _item_without(form: Form, value: Any, gone: Mapping[Position, int]) -> Any:
             kept = tuple(each for entry in value if (each := _item_without(form.each, entry, gone)) is not _GONE)
             return kept or _GONE
         case OneOf():
-            below = _item_without(form.forms[value[0]], value[1], gone)
-            return _GONE if below is _GONE else (value[0], below)
+            return _part_without(form.forms[value[0]], value, 1, gone)
         case WithExtra():
-            below = _item_without(form.value, value[1], gone)
-            return _GONE if below is _GONE else (value[0], below, *value[2:])
+            return _part_without(form.value, value, 1, gone)
         case (Number(), Number(), ListOf() as members):
-            below = _item_without(members, value[2], gone)
-            return _GONE if below is _GONE else (value[0], value[1], below)
+            return _part_without(members, value, 2, gone)
         case _:
             return value
+
+
+def _part_without(form: Form, value: Any, at: int, gone: Mapping[Position, int]) -> Any:
+    """A reference with one part that has samples."""
+    part = _item_without(form, value[at], gone)
+    return _GONE if part is _GONE else (*value[:at], part, *value[at + 1 :])

@@ -15,6 +15,7 @@ import base64
 import json
 import logging
 import zlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -206,7 +207,7 @@ def by_state(
         share: This host's part.
         same: Whether the configuration is the one that the state was saved with.
         note: The reason of the change, for the log.
-        held: What happens to samples of removed datasets that lanes hold.
+        held: The fate of samples of removed datasets that lanes hold.
 
     Raises:
         StateError: The state, or its amendments, are damaged or cannot be continued.
@@ -223,6 +224,26 @@ def by_state(
         spec = before.compiled(dataset, plain, share)
         progress = restored(cursor, spec, share, plan, allow_changes=False)
         return Amended(spec=spec, amendments=before, progress=progress)
+    amendments, rows = _saved(cursor, plain, before)
+    change = Change(amendments.mixture, new)
+    removed = mixtures.note_removed(amendments.mixture, rows)
+    spec = amendments.compiled(dataset, plain, share) if amendments.mixture.in_lanes else plain
+    progress = restored(cursor, spec, share, plan, allow_changes=False)
+    found = appended(amendments, change, dataset, plain, spec, share, progress, note, removed=removed, held=held)
+    if found is not None:
+        return found
+    if not amendments.steps and list(new.names()) == list(amendments.mixture.names()):
+        return Amended(spec=plain, amendments=None, progress=progress)
+    return Amended(spec=amendments.compiled(dataset, plain, share), amendments=amendments, progress=progress)
+
+
+def _saved(
+    cursor: Cursor, plain: StreamSpec, before: Amendments | None
+) -> tuple[Amendments, Mapping[str, dict[str, Any]]]:
+    """The amendments of a state of another configuration, and its manifest's entries of leaves.
+
+    Raises AmendmentError if the state has no manifest, or more differs than can be amended.
+    """
     saved = saved_manifest(cursor)
     if saved is None:
         raise AmendmentError(
@@ -238,16 +259,7 @@ def by_state(
     for unit in mixtures.units(amendments.mixture):
         if unit.form == 1:  # the manifest has it
             unit.form = forms.get(unit.opened or unit.leaves)
-    change = Change(amendments.mixture, new)
-    removed = mixtures.note_removed(amendments.mixture, saved["leaves"])
-    spec = amendments.compiled(dataset, plain, share) if amendments.mixture.in_lanes else plain
-    progress = restored(cursor, spec, share, plan, allow_changes=False)
-    found = appended(amendments, change, dataset, plain, spec, share, progress, note, removed=removed, held=held)
-    if found is not None:
-        return found
-    if not amendments.steps and list(new.names()) == list(amendments.mixture.names()):
-        return Amended(spec=plain, amendments=None, progress=progress)
-    return Amended(spec=amendments.compiled(dataset, plain, share), amendments=amendments, progress=progress)
+    return amendments, saved["leaves"]
 
 
 def appended(
@@ -275,7 +287,7 @@ def appended(
         progress: Its place.
         note: The reason.
         removed: Whether the configuration lacks a dataset for the first time.
-        held: What happens to samples of removed datasets that lanes hold.
+        held: The fate of samples of removed datasets that lanes hold.
 
     Raises:
         AmendmentError: It cannot be amended.
@@ -289,14 +301,12 @@ def appended(
     mixtures.note_removed(mixture, {})
     amendments.steps.append((progress.step, progress.item, note))
     _check_choices(mixture, spec, share, progress)
-    ahead = np.zeros(share.lanes, np.int64)
+    whole = np.zeros(share.lanes, np.int64)
     if share.whole_lanes:
-        own = slice(share.host, None, share.hosts)
-        ahead[own] = rounds - lane_rounds(progress.item, share.lanes)[own]
-    amendments.ahead.append(ahead)
-    for each in () if before is None else mixtures.own_states(mixture):
-        each.taken[number] = np.zeros(share.lanes, np.int64)
-        each.taken[number][share.host :: share.hosts] = before.rounds(each)
+        whole[share.host :: share.hosts] = rounds - lane_rounds(progress.item, share.lanes)[share.host :: share.hosts]
+    amendments.ahead.append(whole)
+    if before is not None:
+        before.note(number, share)
     after = amendments.compiled(dataset, plain, share)
     if before is not None:
         progress = before.after(after)
@@ -326,17 +336,15 @@ def _without_held(
         progress: Its place.
         mixture: Of the run.
         left: Numbers of the units that this amendment removes.
-        held: What happens to their samples.
+        held: The fate of their samples.
 
     Raises:
         AmendmentError: They cannot be delivered, because the configuration does not have the dataset.
     """
     if held not in ("deliver", "drop"):
         raise ConfigError(f"held={held!r}: expected 'deliver' or 'drop'")
-    names: dict[int, str] = {}
-    for unit in mixtures.units(mixture):
-        if unit.removed or (held == "drop" and unit.number in left):
-            names |= {unit.number + at: name for at, name in enumerate(unit.leaves)}
+    chosen = left if held == "drop" else ()
+    names = mixtures.names_by_number(unit for unit in mixtures.units(mixture) if unit.removed or unit.number in chosen)
     after, counts = without_held(spec, progress, names)
     if not counts:
         return progress, []
@@ -348,11 +356,8 @@ def _without_held(
         )
     _logger.warning("dropped held samples of removed datasets: %s", said)
     error = SkipSample("its dataset was removed")
-    return after, [
-        Dropped(leaf=number, hook="amend", failure_tolerance=0, error=error, sample=None)
-        for number, count in counts.items()
-        for _ in range(count)
-    ]
+    leaves = Counter(counts).elements()
+    return after, [Dropped(leaf=leaf, hook="amend", failure_tolerance=0, error=error, sample=None) for leaf in leaves]
 
 
 def _rounds(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.amendments.held import operators_above
-from energon_grain.amendments.mixture import Mixture, Unit
+from energon_grain.amendments.mixture import Mixture, Unit, own_states
 from energon_grain.amendments.removed import initial
 from energon_grain.datasets.mixtures import BlendLanes
 from energon_grain.errors import AmendmentError
 from energon_grain.stream.lanes import LaneOperator, State
-from energon_grain.stream.passes import Progress
+from energon_grain.stream.passes import Progress, Share
 from energon_grain.stream.spec import StreamSpec
 
 Int64Array = npt.NDArray[np.int64]
@@ -111,6 +111,12 @@ class LanesBefore:
             state = found.get(id(of), 0)
             taken[lane] = state if isinstance(state, int) else state[1][1]
         return taken
+
+    def note(self, amendment: int, share: Share) -> None:
+        """Record the rounds of everything that has states of its own now, for an amendment here."""
+        for each in own_states(self._mixture):
+            each.taken[amendment] = np.zeros(share.lanes, np.int64)
+            each.taken[amendment][share.host :: share.hosts] = self.rounds(each)
 
     def after(self, spec: StreamSpec) -> Progress:
         """The same place in the stream of the mixture as it is now."""

@@ -53,7 +53,7 @@ def amended_now(
             dataset, or the name of one in another blend, which moves; each has a weight in `weights`.
         remove: Names of datasets that get the weight 0.
         note: The reason, for the log.
-        held: What happens to samples of removed datasets that lanes hold.
+        held: The fate of samples of removed datasets that lanes hold.
 
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
@@ -88,9 +88,7 @@ def _change(
     for name, data in add.items():
         if name not in weights:
             raise AmendmentError(f"amend: add has {name!r}, weights do not: give it a weight")
-        there = [] if not isinstance(data, str) else [unit for unit in mixtures.units(mixture) if data in _names(unit)]
-        added = dataclasses.replace(there[0]) if len(there) == 1 else _added(blend, name, data, resolved)
-        numbers[name] = _place_of(mixture, blend, added)
+        numbers[name] = _place_of(mixture, blend, _named(mixture, data) or _added(blend, name, data, resolved))
     row = _weighted(blend, numbers, weights)
     for name in remove:
         row[numbers[name]] = 0
@@ -129,23 +127,26 @@ def _place_of(mixture: Mixture, blend: Mixture, added: Unit | Mixture) -> int:
 
     A dataset of another blend moves here.
     """
-    if isinstance(added, Mixture):
-        blend.children.append(added)
-        return len(blend.children) - 1
-    there = next((unit for unit in mixtures.units(mixture) if unit.leaves == added.leaves), None)
+    units = mixtures.units(mixture)
+    there = None if isinstance(added, Mixture) else next((each for each in units if each.leaves == added.leaves), None)
     if there is not None and there in blend.children:
-        place = blend.children.index(there)
-        if there.node is not None and blend.weights[place]:
-            raise AmendmentError(f"amend: {added.leaves[0]} is in the mixture already: give its weight in `weights`")
-        if there.node is None:
-            there.node, there.removed = added.node, False
-        return place
+        return _back(blend, there, added.node)
     if there is not None:
         _take_out(mixture, there)
         node = added.node if there.node is None else there.node
         added = dataclasses.replace(there, node=node, removed=False, number=-1, since=None, taken={})
     blend.children.append(added)
     return len(blend.children) - 1
+
+
+def _back(blend: Mixture, unit: Unit, node: SavableDataset | None) -> int:
+    """The place of a unit that is added again. Raises AmendmentError if it is still drawn from."""
+    place = blend.children.index(unit)
+    if unit.node is not None and blend.weights[place]:
+        raise AmendmentError(f"amend: {unit.leaves[0]} is in the mixture already: give its weight in `weights`")
+    if unit.node is None:
+        unit.node, unit.removed = node, False
+    return place
 
 
 def _take_out(mixture: Mixture, unit: Unit) -> None:
@@ -169,6 +170,12 @@ def _find(mixture: Mixture, name: str) -> tuple[Mixture, int]:
     known = [_name(child) for blend in mixtures.blends(mixture) for child in blend.children]
     problem = "there is no dataset" if not found else f"{len(found)} datasets have the name"
     raise AmendmentError(f"amend: {problem} {name!r}; there are {', '.join(known)}")
+
+
+def _named(mixture: Mixture, data: Any) -> Unit | None:
+    """A copy of the only dataset of a name; None: it is no name."""
+    there = [unit for unit in mixtures.units(mixture) if isinstance(data, str) and data in _names(unit)]
+    return dataclasses.replace(there[0]) if len(there) == 1 else None
 
 
 def _names(child: Unit | Mixture) -> set[str]:

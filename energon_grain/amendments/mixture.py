@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -180,6 +180,11 @@ def units(mixture: Mixture) -> Iterator[Unit]:
             yield from units(child)
 
 
+def names_by_number(chosen: Iterable[Unit]) -> dict[int, str]:
+    """The keys of the leaves of some units, by number."""
+    return {unit.number + at: name for unit in chosen for at, name in enumerate(unit.leaves)}
+
+
 def drawn(mixture: Mixture) -> Iterator[Unit]:
     """The units that are drawn from: all weights above them are not 0."""
     for child, weight in zip(mixture.children, mixture.weights, strict=True):
@@ -204,7 +209,7 @@ def holders(mixture: Mixture) -> dict[int, list[Unit]]:
 
 
 def own_states(mixture: Mixture) -> Iterator[Mixture | Unit]:
-    """What has a state of its own in each lane below a mixture, and whose rounds amendments need, in document order.
+    """Everything below a mixture with a state of its own in each lane, whose rounds amendments need; in document order.
 
     That is each blend right below one that counts items, and each unit there that has moved to another blend.
     """
@@ -280,6 +285,18 @@ def copied(tree: Mixture) -> Mixture:
     )
 
 
+def _rest(unit: Unit, number: int) -> dict[str, Any]:
+    """The fields of a unit that most have in common. `number`: that of its first leaf in document order."""
+    rest: dict[str, Any] = {} if unit.number == number else {"number": unit.number}
+    if unit.since is not None:
+        rest["since"] = unit.since
+    if unit.opened and unit.opened != unit.leaves:
+        rest["opened"] = list(unit.opened)
+    if unit.form is not None:
+        rest["form"] = unit.form if unit.removed else 1
+    return rest
+
+
 def packed(mixture: Mixture) -> list[Any]:
     """A mixture as JSON."""
     number = 0
@@ -288,14 +305,8 @@ def packed(mixture: Mixture) -> list[Any]:
         nonlocal number
         if isinstance(tree, Mixture):
             return [tree.per_step, list(map(list, tree.segments)), list(map(pack, tree.children))]
-        rest: dict[str, Any] = {} if tree.number == number else {"number": tree.number}
+        rest = _rest(tree, number)
         number += len(tree.leaves)
-        if tree.since is not None:
-            rest["since"] = tree.since
-        if tree.opened and tree.opened != tree.leaves:
-            rest["opened"] = list(tree.opened)
-        if tree.form is not None:
-            rest["form"] = tree.form if tree.removed else 1
         if tree.rows is None and not rest:
             return [list(tree.leaves)]
         return [list(tree.leaves), tree.rows, int(tree.removed), *([rest] if rest else [])]

@@ -130,7 +130,7 @@ def _refuse_each(samples: Any) -> Iterator[NoReturn]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AbsentDataset(SavableDataset):
-    """What was combined of removed leaves: it keeps the states of its lanes, and makes nothing.
+    """A combination of removed leaves: it keeps the states of its lanes, and makes nothing.
 
     Attributes:
         dataset: The same nodes with other hooks.

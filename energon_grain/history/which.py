@@ -66,12 +66,7 @@ class _Question:
         spec = self.run.spec
         if self._is_arithmetic():
             return self._arithmetic()
-        if spec.described_by is not None and self.run.share.hosts > 1:
-            raise StateError(
-                f"which({self.step}): the mixture of this run was amended, and samples were dropped or held, so a host "
-                f"knows where amendments begin in its own lanes only; restore the state of all hosts on one host, and "
-                f"call this there"
-            )
+        self._check_hosts()
         if spec.program is not None and _hides(spec.program.root.reference_form):
             raise StateError(
                 f"which({self.step}): a stream-to-stream function (IterMapDataset) makes items of this dataset, and "
@@ -86,6 +81,15 @@ class _Question:
         found = self._records(self._by_reading(start, unknown))
         found.read = True
         return found
+
+    def _check_hosts(self) -> None:
+        """Refuse to replay the lanes of other hosts in an amended run. Raises StateError."""
+        if self.run.spec.described_by is not None and self.run.share.hosts > 1:
+            raise StateError(
+                f"which({self.step}): the mixture of this run was amended, and samples were dropped or held, so a host "
+                f"knows where amendments begin in its own lanes only; restore the state of all hosts on one host, and "
+                f"call this there"
+            )
 
     def _is_arithmetic(self) -> bool:
         """Whether the current place and arithmetic suffice."""

@@ -76,7 +76,7 @@ _logger = logging.getLogger("energon_grain")
 OnChange = Literal["refuse", "amend", "position"]
 """If a saved state belongs to another configuration or to other data."""
 Held = Literal["deliver", "drop"]
-"""What happens to samples of removed datasets that lanes hold."""
+"""The fate of samples of removed datasets that lanes hold."""
 
 
 class Runnable(Protocol):
@@ -584,7 +584,7 @@ class Stream:
                 every dataset of the mixture where it is, with the present weights; or "position", continue at the same
                 position of the changed stream, which repeats and loses samples. Default: the stream's own `on_change`.
             note: Reason of the change, for the list of amendments.
-            held: What happens to samples of removed datasets that lanes hold, in packs or groups.
+            held: The fate of samples of removed datasets that lanes hold, in packs or groups.
 
         Raises:
             StateError: The cursor is malformed or cannot be continued.
