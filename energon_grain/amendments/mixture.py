@@ -321,7 +321,8 @@ def unpacked(value: Any) -> Unit | Mixture:
     def unpack(value: Any) -> Unit | Mixture:
         nonlocal number
         if isinstance(value[0], list):
-            names, rows, removed, rest = (*value, *(None, False, {})[len(value) - 1 :])
+            fields: list[Any] = [*value, *[None, False, {}][len(value) - 1 :]]
+            names, rows, removed, rest = fields
             unit = Unit(tuple(map(str, names)), rows=None if rows is None else list(map(dict, rows)))
             unit.removed = bool(removed)
             unit.number, unit.since = int(rest.get("number", number)), rest.get("since")

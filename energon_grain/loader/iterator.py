@@ -142,7 +142,7 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
     """
 
     _framework: ClassVar[str] = "`jax.distributed`"
-    _finalizing: ClassVar[Callable[[], bool]] = staticmethod(sys.is_finalizing)
+    _sys: ClassVar[Any] = sys
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
 
     def close(self) -> None:
         """Stop threads and processes, and release files. Further `next` calls raise ValueError."""
-        if self._finalizing():  # Grain's iterators close what is below when they are deleted, after all modules
+        if self._sys.is_finalizing():  # Grain's iterators close their parents when deleted, after all modules
             return
         self._release()
         DatasetIterator.close(self)
