@@ -40,10 +40,10 @@ from benchmarks.child import program
 from benchmarks.object_store import BUCKET, bucket_of, server_here
 from benchmarks.resources import CACHE, warm
 from energon_grain import AVDecoder, SampleDecoder, WebdatasetFileStore
-from energon_grain.datasets.aux_stores import DecodeFileStore
+from energon_grain.cooking.aux_stores import DecodeFileStore
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.formats.seek_table import SEEK_TABLE
 from energon_grain.prepare import index_videos, prepare_dataset
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.settings import StorageSettings, use_storage
 from energon_grain.testing import write_tars
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.change_weights import GRAIN_FORMS, OUR_FORMS
 from benchmarks.contender import Contender, Row, Target
 from benchmarks.datasets import DATA_SETS, ENERGON_YAML, JOINS, METADATASET, OURS, OURS_YAML, prepare_options
 from benchmarks.machine import energon_program
@@ -23,7 +24,19 @@ _STEPS_OF_100_160 = 3_130
 def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
     """Return all rows, over the datasets in `cache`."""
     programs = _Programs(cache, {"warmup_s": warmup_s, "seconds": seconds})
-    kinds = (_texts, _images, _preparing, _opening, _mixing, _packing, _joining, _torch, _array_record, _bucket)
+    kinds = (
+        _texts,
+        _images,
+        _preparing,
+        _opening,
+        _mixing,
+        _amending,
+        _packing,
+        _joining,
+        _torch,
+        _array_record,
+        _bucket,
+    )
     return [row for kind in kinds for row in kind(programs)]
 
 
@@ -350,6 +363,54 @@ def _mixing(programs: _Programs) -> Iterator[Row]:
         contenders=(ours("text-1000", None, call="first_batch", **blend, batches=20),),
         targets=(_at_most("first_batch_s", 1.0),),
     )
+
+
+def _amending(programs: _Programs) -> Iterator[Row]:
+    """Rows for a mixture whose weights change: the rate and the costs, and what is dropped and repeated."""
+    arguments = {"folder": programs.folder("text-100"), "datasets": 10, "amendments": 20, **programs.span}
+    yield Row(
+        name="amend",
+        title=f"1 KB text: ten datasets mixed, `TextSample`, {_BLOCKS}: after 20 changes of the weights, and beside a "
+        "loader that began with the last weights, in turns of 0.1 s in one process",
+        data_sets=("text-100",),
+        metrics=(_RATE, "of_unchanged", "amend_s", "state_bytes"),
+        contenders=(Contender(name="ours", module="amended", call="amended", arguments=arguments),),
+        targets=(
+            Target(metric="of_unchanged", bound=0.98, sense="at least"),
+            _at_most("amend_s", 0.01),
+            _at_most("state_bytes", 2048),
+        ),
+    )
+    first, *others = reversed(OUR_FORMS)
+    forms = {"ours": first, **{form: form for form in others}, **{f"grain: {form}": form for form in GRAIN_FORMS}}
+    yield Row(
+        name="amend-samples",
+        title="three datasets mixed, restarted with other weights 20 times: samples that are dropped and repeated; "
+        f"`ours` is {first.removeprefix('ours: ')}",
+        data_sets=(),
+        metrics=("dropped", "repeated"),
+        contenders=tuple(
+            Contender(name=name, module="change_weights", call="damage", arguments={"form": form})
+            for name, form in forms.items()
+        ),
+        targets=(_at_most("dropped", 0), _at_most("repeated", 0)),
+    )
+
+
+def _uses(programs: _Programs) -> Iterator[Row]:
+    """Rows for the uses of samples by a run: a query, queries in bulk, and the counts of all samples."""
+    del programs
+    for name, block in (("full", None), ("blocks", 1000)):
+        arguments = {"samples": 100_000_000, "counted": 10_000_000, "block": block}
+        yield Row(
+            name=f"when-{name}",
+            title=f"uses of a sample among 100 million ({name}), in bulk, and the uses of 10 million samples; "
+            "nothing is read",
+            data_sets=(),
+            metrics=("query_s", "us_per_sample", "seen_s"),
+            contenders=(Contender(name="ours", module="uses", call="uses", arguments=arguments),),
+            targets=(_at_most("query_s", 0.01), _at_most("seen_s", 5.0)),
+        )
 
 
 def _packing(programs: _Programs) -> Iterator[Row]:

@@ -33,13 +33,13 @@ from .compat.multi_epoch import (
     MultiEpochLeaf as MultiEpochLeaf,
     SizedDataset as SizedDataset,
 )
-from .datasets.aux_stores import (
+from .cooking.aux_stores import (
     DecodeFileStore as DecodeFileStore,
     FileStoreDecoder as FileStoreDecoder,
     PrimaryFileStore as PrimaryFileStore,
 )
+from .cooking.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
 from .datasets.batching import Balance as Balance, BatchDataset as BatchDataset, MixBatchDataset as MixBatchDataset
-from .datasets.cooker import Cooker as Cooker, basic_sample_keys as basic_sample_keys, cooker as cooker
 from .datasets.dataset import (
     BaseCoreDataset as BaseCoreDataset,
     BaseCoreDatasetFactory as BaseCoreDatasetFactory,
@@ -98,6 +98,8 @@ from .get_datasets import (
     get_val_dataset as get_val_dataset,
     get_val_datasets as get_val_datasets,
 )
+from .history.leaf_of import leaf_of as leaf_of
+from .history.verify import verify_receipt as verify_receipt
 from .kinds.prepared.file_stores import ObjectFileStore as ObjectFileStore, SystemFileStore as SystemFileStore
 from .kinds.tar.source import WebdatasetFileStore as WebdatasetFileStore, WebDatasetSource as WebDatasetSource
 from .loader.iterator import (
@@ -112,6 +114,7 @@ from .media.av_decoder import (
     get_clips_uniform as get_clips_uniform,
     get_single_frames_uniform as get_single_frames_uniform,
 )
+from .metadataset.digests import digest_dataset as digest_dataset
 from .metadataset.documents import (
     DatasetLoader as DatasetLoader,
     DatasetLoaderInterface as DatasetLoaderInterface,

@@ -18,8 +18,8 @@ from functools import wraps
 from typing import Any, TypeVar, Unpack, cast
 
 from energon_grain.compat.arguments import DeprecatedArguments, fold_deprecated
+from energon_grain.cooking.cooker import Cooker
 from energon_grain.datasets.batching import Balance, choose_balance, choose_last_batch
-from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.seeded import SeededDataset
 from energon_grain.errors import ConfigError, public

@@ -9,10 +9,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Self, TextIO
 
+import numpy as np
+import numpy.typing as npt
+
 from energon_grain.errors import EnergonGrainError, StateError, public, shorten
+from energon_grain.history.leaf_of import leaf_names, leaf_of_items
+from energon_grain.history.uses import Seen, Uses
 from energon_grain.host_processes import HostProcesses, broadcast_state, gather_cursor
+from energon_grain.lazy_names import by_name
 from energon_grain.samples.subscripts import Item, OneSubscript
 from energon_grain.stream.cursor import Cursor, merge_cursors
+from energon_grain.stream.extensions import BLAME, SEEN, WHEN
 from energon_grain.stream.run import StepSamples
 from energon_grain.stream.spec import names_of_leaves
 from energon_grain.stream.stream import Held, OnChange
@@ -20,6 +27,8 @@ from energon_grain.watch.loader_stats import LoaderStats
 from energon_grain.watch.progress import ProgressLine
 from energon_grain.watch.stream import Stream
 from energon_grain.watch.watching import Watch
+
+_RECEIPT = "energon_grain.history.receipts.receipt_of"
 
 
 @public
@@ -234,15 +243,125 @@ class StreamLoader(OneSubscript[Item]):
         """
         self._stream.amend(weights=weights, add=add, remove=remove, note=note, held=held)
 
+    def reweight(self, weights: Mapping[str, Any], *, note: str = "") -> None:
+        """Change the weights of a blend from the next step on, for mixtures that follow the loss.
+
+        As `amend(weights)`, but made for many small changes: it takes a millisecond, and errors do not add up. The
+        counts of 500 changes differ from the sum of all shares by about 20 samples. A lane changes at the end of its
+        run of 4 samples. Weights are rounded to 16 bits. Equal weights change nothing.
+
+        With several hosts, every host makes the same call at the same step with the same numbers. Losses differ between
+        hosts, so average them over all hosts first, or broadcast the weights.
+
+        Args:
+            weights: New weights of all datasets of a blend, by name, as in `amend`; only their ratios matter.
+            note: Reason for the change, shown by `amendments`.
+
+        Raises:
+            AmendmentError: There is no such dataset, or this stream's mixture cannot be amended.
+            ConfigError: A weight is negative, or not a finite number.
+        """
+        self._stream.amend(weights=weights, note=note, smooth=True)
+
     @property
     def amendments(self) -> list[Any]:
         """All changes of the mixture in this run: a list of `energon_grain.amendments.history.Amendment`."""
         amendments = self._stream.amendments
         return [] if amendments is None else list(amendments.log)
 
+    @property
+    def leaf_names(self) -> list[str]:
+        """The name of each dataset of this run, for the numbers in `batch.leaf` and `leaf_of`.
+
+        It is the dataset's `name`, or the last part of its path (all of the path, if an earlier dataset has that name).
+        Amendments append names and change none.
+        """
+        return leaf_names(self._stream.spec)
+
+    def leaf_of(self, batch: Any) -> npt.NDArray[np.int32]:
+        """Return the number of the dataset of each sample of a batch that this loader delivered.
+
+        Also of batches whose samples are filtered, grouped or packed. Otherwise `batch.leaf` is the same.
+
+        Args:
+            batch: A batch, a sample, or the `__restore_key__` of one.
+
+        Returns:
+            (batch,) int32, indices into `leaf_names`; -1 for a pack of samples of several datasets.
+
+        Raises:
+            StateError: The batch has no `__restore_key__`.
+        """
+        return leaf_of_items(self._stream.spec, batch)
+
     def which(self, step: int) -> StepSamples:
         """Return the samples of the global batch of a past or future step. See `Stream.which`."""
         return self._stream.which(step)
+
+    def when(self, key: str | Sequence[str], dataset: str | None = None, *, replay: bool = False) -> Uses:
+        """Return every use of a sample by this run until now, and the next one: step, host, place, pass.
+
+        Nothing is read except the index of keys. If samples are dropped, filtered, grouped or packed while the run
+        goes on, positions are exact, but not steps: `Uses.replay` says what finding them costs.
+
+        Args:
+            key: Key of the sample (`shard/key` works too), or several. In a join, the key of any member.
+            dataset: Search only in this dataset: its path, the last part of that, its `name`, or the full key of a
+                leaf; or a member of a join. Default: all.
+            replay: Find steps that are not known by making the steps between the nearest known places again.
+
+        Raises:
+            KeyNotFoundError: There is no such sample or dataset in this run.
+            StateError: A dataset is drawn with replacement, or the replay is impossible.
+        """
+        return self._stream.ask(WHEN, [key] if isinstance(key, str) else list(key), dataset=dataset, replay=replay)
+
+    def seen(self, until: int | None = None) -> Seen:
+        """Return how often this run used each sample of each dataset; no data are read.
+
+        Args:
+            until: Count the steps before this one, past or future. Default: until now.
+
+        Raises:
+            StateError: Samples are dropped, filtered, grouped or packed, and this host does not know the place of
+                `until`, or the lanes of all hosts.
+        """
+        return self._stream.ask(SEEN, until)
+
+    def receipt(self, *, allow_missing: bool = False) -> dict[str, Any]:
+        """Return what was read until now: a JSON object of less than 1 KB, the same on every host.
+
+        It has the digests of all datasets, of every setting, and of all changes of the mixture, the step, and a root
+        over them. `str(receipt)` is its text. `energon-grain verify` checks data and configuration against it.
+        Auxiliary data and the program (task encoder, hooks) are not covered.
+
+        Args:
+            allow_missing: For datasets without digests, enter null instead of raising.
+
+        Raises:
+            StateError: A dataset has no digests; names the command that stores them.
+            StaleIndexError: The digests are of other files.
+        """
+        return by_name(_RECEIPT)(self._stream, allow_missing=allow_missing)
+
+    def blame(self, losses: Any, **options: Any) -> Any:
+        """Rank samples, shards and datasets by how much of the run's unusual losses they explain.
+
+        `print` the result. Usually no data is read.
+
+        Args:
+            losses: Losses by step: a mapping; or a file, as CSV, JSON lines, TensorBoard event files, or an export of
+                W&B. A list in place of a loss holds the losses of all samples of the step, gathered from all hosts.
+            **options: `steps`, `lag`, `mean_of` and `most`, see `energon_grain.history.blame.blame`.
+
+        Returns:
+            An `energon_grain.history.suspects.Blame`.
+
+        Raises:
+            ConfigError: The losses have too few steps, or do not fit the steps.
+            StateError: A step does not exist, or its samples cannot be known.
+        """
+        return self._stream.ask(BLAME, losses, **options)
 
     def skip(self, steps: int) -> None:
         """Skip steps of this pass; they count as delivered. See `Stream.skip`."""

@@ -27,8 +27,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
+from energon_grain.cooking.cooker import Cooker
 from energon_grain.datasets.batching import Balance, BatchDataset
-from energon_grain.datasets.cooker import Cooker
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.grouping import GroupBatchDataset
 from energon_grain.datasets.hooks import forwarding, idle, overridden_hook, owner_of_hook, stateless

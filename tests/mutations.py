@@ -178,8 +178,8 @@ FAULTS = [
     ),
     Fault(
         area="pools: a worker that was killed",
-        before="raise worker_death([dead], import_script",
-        after="raise RuntimeError([dead], import_script",
+        before="raise Lost(self.death, worker",
+        after="raise RuntimeError(self.death, worker",
         tests="test_kits.py",
     ),
 ]

@@ -44,6 +44,7 @@ SLICED = frozenset(
         "tests/docs/test_code_blocks.py",
         "tests/docs/test_published.py",
         "tests/examples/test_jax_trainers.py",
+        "tests/examples/test_mixture.py",
         "tests/examples/test_programs.py",
         "tests/examples/test_trainers.py",
         "tests/formats/test_array_record.py",

@@ -62,8 +62,8 @@ def process_pool(
     """
     context = _process_context(sources, multiprocessing_context)
     start = _starting(dataclasses.replace(spec, program=None), workers, context)
-    script = context.get_start_method() != "fork"
-    return ProcessPool(sources, workers, budget_bytes, start, import_script=script)
+    forked = context.get_start_method() == "fork"
+    return ProcessPool(sources, workers, budget_bytes, start, import_script=not forked, forked=forked)
 
 
 def _process_context(sources: Sequence[Source], requested: Any) -> Any:
@@ -337,7 +337,7 @@ def get_savable_loader(
         worker_config=config,
         prefetch_factor=prefetch_factor,
         cache_pool=cache_pool,
-        make_pool=processes if str(config.worker_type) == "dataloader" else None,
+        make_pool=processes if str(config.worker_type) == "dataloader" and config.workers is None else None,
         finish=pinning(pin_memory),
     )
     stream.on_change = on_change

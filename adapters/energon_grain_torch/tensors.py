@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, default_generator
 
@@ -88,9 +89,21 @@ def _rebuild(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_g
     return flat.reshape(shape).requires_grad_(requires_grad)
 
 
+def _like(array: npt.NDArray[Any], other: Tensor) -> Tensor:
+    """Return a tensor of a numpy array on the device of another tensor."""
+    return torch.from_numpy(array).to(other.device, non_blocking=True)
+
+
 register_array_kind(
     Tensor,
-    ArrayKind(stack=_stack, pad_stack=_pad_stack, concatenate=_concatenate, concat_pad=_concat_pad, reduce=_reduce),
+    ArrayKind(
+        stack=_stack,
+        pad_stack=_pad_stack,
+        concatenate=_concatenate,
+        concat_pad=_concat_pad,
+        reduce=_reduce,
+        like=_like,
+    ),
 )
 
 

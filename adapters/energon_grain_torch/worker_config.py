@@ -29,12 +29,13 @@ class WorkerConfig(worker_config.WorkerConfig):
         data_parallel_group: The process group whose ranks read different data; None: all processes.
         worker_type: "dataloader" (default): processes started like those of a `torch.utils.data.DataLoader`. "thread":
             threads of this process, for reading, decoding and `thread_safe` hooks; the default with
-            `num_workers="auto"`. "process": the core's own processes, which need no `__main__` guard.
+            `num_workers="auto"`. "process": the core's own processes, which need no `__main__` guard. "ray": Ray
+            actors, see `energon_grain.cluster.RayPool`.
     """
 
-    worker_types: ClassVar[tuple[str, ...]] = ("dataloader", "thread", "process")
+    worker_types: ClassVar[tuple[str, ...]] = ("dataloader", "thread", "process", "ray")
 
-    worker_type: Literal["dataloader", "thread", "process"] = field(default="dataloader", compare=False)  # pyright: ignore[reportIncompatibleVariableOverride]
+    worker_type: Literal["dataloader", "thread", "process", "ray"] = field(default="dataloader", compare=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __post_init__(self) -> None:
         if self.num_workers == "auto" and self.worker_type == "dataloader":
@@ -42,7 +43,9 @@ class WorkerConfig(worker_config.WorkerConfig):
         super().__post_init__()
 
     @classmethod
-    def default_worker_config(cls, num_workers: int | Literal["auto"] = 4, data_parallel_group: Any = None) -> Self:
+    def default_worker_config(
+        cls, num_workers: int | Literal["auto"] = 4, data_parallel_group: Any = None, workers: Any = None
+    ) -> Self:
         """Return the configuration of this process: rank and world of the group, if `torch.distributed` is initialised.
 
         Otherwise there is one rank.
@@ -50,7 +53,13 @@ class WorkerConfig(worker_config.WorkerConfig):
         rank, world_size = 0, 1
         if dist.is_available() and dist.is_initialized():
             rank, world_size = dist.get_rank(data_parallel_group), dist.get_world_size(data_parallel_group)
-        return cls(rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group)
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            num_workers=num_workers,
+            data_parallel_group=data_parallel_group,
+            workers=workers,
+        )
 
     def global_rank(self) -> int:
         """Return the rank of this process in the whole job, not in the group."""

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from energon_grain.amendments.mixture import Mixture, Unit, blends, holders, number_leaves, units
+from energon_grain.amendments.mixture import Mixture, Row, Unit, blends, holders, number_leaves, units
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import AmendmentError
-from energon_grain.samplers.weights import integer_weights
+from energon_grain.samplers.weights import exact
 
 Child = Unit | Mixture
 
@@ -40,13 +40,14 @@ class _Pair:
         for number in added:
             self.places[number] = len(self.old.children)
             self.old.children.append(self.new.children[number])
+            self.old.lengths += self.new.lengths[number : number + 1]
         return [self.places[number] for number in added]
 
     def gone(self) -> Iterator[str]:
         """Keys of the leaves that were drawn from until now, and have no place."""
         kept = set(self.places.values())
         for place, weight in enumerate(self.old.weights):
-            if weight and place not in kept:
+            if exact(weight) and place not in kept:
                 yield from self.old.children[place].names()
 
     def units(self) -> Iterator[Unit]:
@@ -79,7 +80,11 @@ class Change:
         """Find the children that stay, by the names of their leaves, or where those were renumbered, by their data."""
         pair = _Pair(old, new)
         self._pairs.append(pair)
-        old.node, old.above, old.form = new.node, new.above, new.form
+        if old.per_step != new.per_step:
+            raise AmendmentError(f"per_step was {old.per_step} and is now {new.per_step}: that cannot be amended")
+        if old.kind != new.kind:
+            raise AmendmentError(f"the blend was by {old.kind} and is now by {new.kind}: that cannot be amended")
+        old.node, old.above = new.node, new.above
         for same in (self._same_name, self._same_data):
             pair.match(same)
         for number, place in pair.places.items():
@@ -118,7 +123,8 @@ class Change:
                 self._add(unit, number)
             added = pair.append()
             _check_same_data(pair, added)
-            changed |= _take_over(pair, f"#{number}", position) or bool(added)
+            places = pair.places
+            changed |= take_over(pair.old, pair.new, places, f"#{number}", position, grown=bool(added))
         number_leaves(self._old)
         for each in blends(self._old):
             if counted.get(id(each), each.in_lanes) != each.in_lanes:
@@ -134,7 +140,7 @@ class Change:
         unit.opened = unit.leaves
         if before is None or id(before) in self._stay:
             self._name(unit)
-        elif unit.form is None or _only_filters(unit.form):
+        elif not unit.in_lanes or _only_filters(unit.form):
             self._stay.add(id(before))
             unit.number, unit.since = before.number, number
         else:
@@ -158,7 +164,13 @@ class Change:
 
 
 def _settle(one: Unit, other: Unit) -> None:
-    one.node, one.removed, one.opened, one.form = other.node, other.removed, other.opened or other.leaves, other.form
+    if one.form is not None and other.form is not None and one.form != other.form:
+        raise AmendmentError(
+            f"{one.leaves[0]}: it is in a combination of datasets that changed from {one.form} to {other.form}, which "
+            f"would change their order. Leave it as it was; only the blend above it can be amended"
+        )
+    one.node, one.removed, one.opened = other.node, other.removed, other.opened or other.leaves
+    one.form = one.form if other.form is None else other.form
 
 
 def _data(leaves: Sequence[str]) -> list[str]:
@@ -202,23 +214,34 @@ def _selects(node: LeafDataset, names: Sequence[str]) -> bool:
     return any(name.startswith(data) for name in names)
 
 
-def _take_over(pair: _Pair, start: str, position: int) -> bool:
-    """Append the segments of the new weights; return whether they differ from the old ones."""
-    old, new = pair.old, pair.new
+def take_over(
+    old: Mixture, new: Mixture, places: Mapping[int, int], start: str, position: int, *, grown: bool = False
+) -> bool:
+    """Append the segments of the weights of a new blend; return whether they differ from those of the old one.
 
-    def placed(weights: Sequence[int]) -> list[int]:
-        row = [0] * len(old.children)
-        for number, place in pair.places.items():
+    Args:
+        old: The blend of the run; it is changed.
+        new: The same blend in another configuration.
+        places: For each child of the new one, the number of the same child in the old one.
+        start: "#n" or "~n" of the amendment.
+        position: Of the outermost blend, at which the amendment takes effect.
+        grown: Whether children were added, so that there is a segment even if the weights are the same.
+
+    Raises AmendmentError if all weights are 0.
+    """
+
+    def placed(weights: Row) -> Row:
+        row: Row = [0] * len(old.children)
+        for number, place in places.items():
             row[place] = weights[number] if number < len(weights) else 0
         return row
 
     (_, now), *planned = [(begin, placed(row)) for begin, row in new.segments[_in_force(new, position) :]]
     (_, was), *was_planned = old.segments[_in_force(old, position) :]
-    padded = [*was, *[0] * (len(now) - len(was))]
-    same = len(was) == len(now) and was_planned == planned
-    if same and integer_weights(padded) == integer_weights(now):
+    padded: Row = [*was, *[0] * (len(now) - len(was))]
+    if not grown and old.row(padded) == old.row(now) and was_planned == planned:
         return False
-    if not any(now):
+    if not any(map(exact, now)):
         raise AmendmentError("all weights are 0 from this step on; give one dataset a weight above 0")
     old.segments += [(start, now), *planned]
     return True

@@ -6,18 +6,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.amendments import mixture as mixtures
+from energon_grain.amendments.cuts import blend_of, order_of
+from energon_grain.amendments.epochs import EpochSegments, amended_epochs
 from energon_grain.amendments.mixture import Mixture, Unit
 from energon_grain.amendments.moves import BegunDataset, Handover, MovingDataset
 from energon_grain.amendments.removed import RemovedLeaf, placeholder
 from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.datasets.mixtures import AmendedAt, BlendDataset, amended_blend
+from energon_grain.datasets.mixtures import AmendedAt, BlendEpochizedDataset, amended_blend
+from energon_grain.samplers.weights import exact
 from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import Resolved, StreamSpec
 
@@ -54,14 +58,13 @@ class _Graph:
             elif child.since is None:
                 self._places[child.number] = f"{place}.{number}"
 
-    def blend(self, mixture: Mixture) -> BlendDataset:
+    def blend(self, mixture: Mixture) -> SavableDataset:
         """The description of a mixture, and all below."""
         children = tuple(self._over(child) for child in mixture.children)
-        schedule = tuple(
-            (AmendedAt(int(start[1:])) if isinstance(start, str) else start, tuple(weights))
-            for start, weights in mixture.segments
-        )
+        schedule = tuple((_start(start), tuple(map(_number, weights))) for start, weights in mixture.segments)
         node = mixture.node or self._root.node
+        if isinstance(node, BlendEpochizedDataset):
+            return amended_epochs(node, children, schedule)
         assert node is not None
         blend = amended_blend(node, children, schedule)
         put(blend, per_step=mixture.per_step or False)
@@ -90,9 +93,17 @@ class _Graph:
         )
 
 
+def _start(start: int | str) -> int | AmendedAt:
+    return AmendedAt(int(start[1:]), start[0] == "~") if isinstance(start, str) else start
+
+
+def _number(weight: int | str) -> int | Fraction:
+    return exact(weight) if isinstance(weight, str) else weight
+
+
 def _absent(unit: Unit) -> SavableDataset:
     rows: Sequence[Mapping[str, Any]] = unit.rows or [{}] * len(unit.leaves)
-    return placeholder(unit.form, list(zip(unit.leaves, rows, strict=True)))
+    return placeholder(unit.form if unit.in_lanes else None, list(zip(unit.leaves, rows, strict=True)))
 
 
 def graph_of(
@@ -132,6 +143,9 @@ def graph_of(
         begins=begins,
         numbered=[(leaf.number, leaf.name.rpartition("/")[2]) for leaf in leaves],
     )
+    router = None if mixture.in_lanes else blend_of(order_of(spec))
+    if isinstance(router, EpochSegments):
+        mixture.lengths = [*router.samples]
     rows = spec.manifest()["leaves"]
     for unit in mixtures.units(mixture):  # so that a later change of them is found
         if unit.rows is None and not known.keys() >= set(unit.opened):

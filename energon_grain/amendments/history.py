@@ -17,7 +17,7 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from energon_grain.amendments import mixture as mixtures
 from energon_grain.amendments.change import Change
+from energon_grain.amendments.cuts import AnyHost, Cut, cut_of, is_plain, order_of, require_cut
 from energon_grain.amendments.graph import graph_of
 from energon_grain.amendments.held import operators_above, without_held
 from energon_grain.amendments.lane_rows import pack_lane_rows, unpack_lane_rows, unpacked_log
@@ -36,7 +37,7 @@ from energon_grain.datasets.mixtures import BlendLanes
 from energon_grain.datasets.stream_map import IterateLanes
 from energon_grain.errors import AmendmentError, ConfigError, SkipSample, StateError
 from energon_grain.samplers.blend import Blend, StepBlend, lane_rounds
-from energon_grain.stream.cursor import Cursor, restored, saved_manifest
+from energon_grain.stream.cursor import Cursor, from_cursor, remember_plans, restored, saved_manifest
 from energon_grain.stream.drops import Dropped
 from energon_grain.stream.passes import PassPlan, Progress, Share
 from energon_grain.stream.spec import Resolved, StreamSpec
@@ -52,8 +53,12 @@ class Amendment:
     """A change of a running mixture.
 
     Attributes:
-        step: From this step on it holds.
+        step: The step that was next when it was made.
         item: Its first item.
+        from_step: The first step that can have samples of the new mixture: `step`, unless samples are shuffled again,
+            planned or divided into epochs above. It counts batches of the present size, and no dropped samples. None:
+            it depends on data.
+        from_epoch: The first epoch of the new mixture, for a blend by repetitions; else None.
         note: The reason that the program gave.
         before: Share of each dataset in the mixture before the step, by the key of its (first) leaf.
         after: The same from the step on. Datasets that are paused or removed have a share of 0.
@@ -61,6 +66,8 @@ class Amendment:
 
     step: int
     item: int
+    from_step: int | None
+    from_epoch: int | None
     note: str
     before: Mapping[str, float]
     after: Mapping[str, float]
@@ -73,29 +80,68 @@ class Amendments:
     Attributes:
         mixture: The outermost blend over the whole run.
         steps: Step, first item and note of each.
+        cuts: Where each takes effect; None: at the present round of each lane.
         ahead: Samples that each lane had taken beyond its items at each amendment, (L,) each; 0 in lanes of other hosts
             that this host does not know.
         resolved: Leaves that the configuration does not have, opened, by key.
+        spec: The compiled stream, once it is known.
+        before: Number of earlier amendments that are not known, and the digest of the last of them.
+        digests: Of each and all before it: 8 bytes of BLAKE2b, in hexadecimal, of the one before, the step, item and
+            note, and for each blend that changed its first leaf, "#" or "~", and its weights.
+        differs: Whether lanes had ever taken more than their items: hosts know this of their own lanes only.
     """
 
     mixture: Mixture
     steps: list[tuple[int, int, str]] = field(default_factory=list[tuple[int, int, str]])
+    cuts: list[Cut | None] = field(default_factory=list["Cut | None"])
     ahead: list[Int64Array] = field(default_factory=list[Int64Array])
     resolved: dict[str, Resolved] = field(default_factory=dict[str, Resolved])
+    spec: StreamSpec | None = None
+    before: tuple[int, str] = (0, "")
+    digests: list[str] = field(default_factory=list[str])
+    differs: bool = False
+    _texts: dict[bool, list[str]] = field(default_factory=dict[bool, list[str]], init=False)
 
     @property
     def log(self) -> list[Amendment]:
         """Each of them."""
         found: list[Amendment] = []
-        for number, (step, item, note) in enumerate(self.steps):
-            before, after = (mixtures.shares(self.mixture, each, item) for each in (number - 1, number))
-            found.append(Amendment(step=step, item=item, note=note, before=before, after=after))
+        for number, ((step, item, note), cut) in enumerate(zip(self.steps, self.cuts, strict=True)):
+            position = item if cut is None else cut.position
+            before, after = (mixtures.shares(self.mixture, each, position) for each in (number - 1, number))
+            found.append(
+                Amendment(
+                    step=step,
+                    item=item,
+                    from_step=step if cut is None else cut.step,
+                    from_epoch=None if cut is None else cut.epoch,
+                    note=note,
+                    before=before,
+                    after=after,
+                )
+            )
         return found
+
+    def digest(self) -> None:
+        """Append the digests that `digests` lacks."""
+        first = len(self.digests)
+        changes: list[list[tuple[str, str, list[Any]]]] = [[] for _ in self.steps[first:]]
+        for blend in anchors.blends(self.mixture):
+            for start, weights in reversed(blend.segments):
+                if isinstance(start, str) and int(start[1:]) < first:
+                    break
+                if isinstance(start, str):
+                    changes[int(start[1:]) - first].append((next(blend.names()), start[0], list(weights)))
+        for step, change in zip(self.steps[first:], changes, strict=True):
+            before = self.digests[-1] if self.digests else self.before[1]
+            said = json.dumps([before, *step, change], separators=(",", ":"))
+            self.digests.append(hashlib.blake2b(said.encode(), digest_size=8).hexdigest())
 
     def drawn(self, item: int) -> dict[str, float]:
         """About how many of the first items of the run are from each dataset, by the key of its (first) leaf."""
         found: dict[str, float] = {}
-        ends = [*(begin for _, begin, _ in self.steps), item]
+        made = zip(self.steps, self.cuts, strict=True)
+        ends = [*(begin if cut is None else cut.position for (_, begin, _), cut in made), item]
         for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
             for name, share in mixtures.shares(self.mixture, number - 1, begin).items():
                 found[name] = found.get(name, 0.0) + share * (min(end, item) - min(begin, item))
@@ -103,9 +149,13 @@ class Amendments:
 
     def begins(self, share: Share) -> list[Int64Array]:
         """The round of each lane, (L,), at which each amendment begins; in lanes that are unknown, without drops."""
-        return [
-            lane_rounds(item, share.lanes) + ahead for (_, item, _), ahead in zip(self.steps, self.ahead, strict=True)
-        ]
+        return [self.begin(number, share) for number in range(len(self.steps))]
+
+    def begin(self, number: int, share: Share) -> Int64Array:
+        """The round of each lane, (L,), at which one amendment begins."""
+        cut = self.cuts[number]
+        position = self.steps[number][1] if cut is None else cut.position
+        return lane_rounds(position, share.lanes) + self.ahead[number]
 
     def begins_of(self, share: Share, each: Mixture | Unit) -> tuple[Int64Array, ...]:
         """The same for what has states of its own; 0 in lanes that are unknown."""
@@ -114,7 +164,7 @@ class Amendments:
 
     def compiled(self, dataset: SavableDataset, plain: StreamSpec, share: Share) -> StreamSpec:
         """A configuration compiled with these amendments."""
-        return graph_of(
+        self.spec = graph_of(
             dataset,
             plain,
             self.mixture,
@@ -123,10 +173,13 @@ class Amendments:
             begins_of=partial(self.begins_of, share),
             resolved=self.resolved,
         )
+        return self.spec
 
     def texts(self, share: Share) -> list[str]:
         """The field of a state: the log, which is the same on all hosts, and rounds of this host's lanes."""
-        said = json.dumps([mixtures.packed(self.mixture), self.steps], separators=(",", ":"), ensure_ascii=False)
+        cuts = ([] if cut is None else [cut.position, cut.step, cut.epoch] for cut in self.cuts)
+        made = [[*step, *cut] for step, cut in zip(self.steps, cuts, strict=True)]
+        said = json.dumps([mixtures.packed(self.mixture), made], separators=(",", ":"), ensure_ascii=False)
         rows = [*self.ahead]
         for each in mixtures.own_states(self.mixture):
             rows += self.begins_of(share, each)
@@ -141,14 +194,24 @@ class Amendments:
             mixture = mixtures.unpacked(tree)
             if not isinstance(mixture, Mixture):
                 raise ValueError("it has no blend")
-            steps = [(int(step), int(item), str(note)) for step, item, note in rows]
+            steps = [(int(step), int(item), str(note)) for step, item, note, *_ in rows]
+            cuts = [_cut_in(cut) for _, _, _, *cut in rows]
             own = list(mixtures.own_states(mixture))
-            ahead, *rows = _lane_rows(texts[1], len(steps), 1 + len(own), share, saved_by)
+            ahead, *taken_rows = _lane_rows(texts[1], len(steps), 1 + len(own), share, saved_by)
         except (ValueError, TypeError, LookupError, AttributeError, zlib.error, RecursionError) as error:
             raise StateError(f"the state's 'amendments' are damaged: {error}") from error
-        for each, taken in zip(own, rows, strict=True):
+        for each, taken in zip(own, taken_rows, strict=True):
             each.taken = dict(enumerate(taken))
-        return cls(mixture=mixture, steps=steps, ahead=ahead)
+        return cls(mixture=mixture, steps=steps, cuts=cuts, ahead=ahead)
+
+
+def _cut_in(row: list[Any]) -> Cut | None:
+    """Where an amendment takes effect, from the end of its row in a state."""
+    if not row:
+        return None
+    position, step, epoch = row
+    found = [None if each is None else int(each) for each in (step, epoch)]
+    return Cut(position=int(position), step=found[0], epoch=found[1], left=False)
 
 
 def _lane_rows(
@@ -197,6 +260,7 @@ def by_state(
     same: bool,
     note: str = "",
     held: Held = "deliver",
+    any_host: AnyHost | None = None,
 ) -> Amended:
     """The stream of a state with amendments, or of a state that a changed mixture continues.
 
@@ -208,6 +272,7 @@ def by_state(
         same: Whether the configuration is the one that the state was saved with.
         note: The reason of the change, for the log.
         held: The fate of samples of removed datasets that lanes hold.
+        any_host: See `WorkerConfig.any_host`.
 
     Raises:
         StateError: The state, or its amendments, are damaged or cannot be continued.
@@ -216,25 +281,61 @@ def by_state(
     """
     host, hosts = cursor["host"]
     before = Amendments.of_texts(cursor["amendments"], share, (host, hosts)) if "amendments" in cursor else None
-    plan = PassPlan.of(plain, share.hosts)
     new = configured(dataset, plain)
     if same:
         assert before is not None
         _join(before.mixture, new)
         spec = before.compiled(dataset, plain, share)
-        progress = restored(cursor, spec, share, plan, allow_changes=False)
-        return Amended(spec=spec, amendments=before, progress=progress)
+        return Amended(spec=spec, amendments=before, progress=_restored(cursor, spec, share))
     amendments, rows = _saved(cursor, plain, before)
     change = Change(amendments.mixture, new)
     removed = mixtures.note_removed(amendments.mixture, rows)
-    spec = amendments.compiled(dataset, plain, share) if amendments.mixture.in_lanes else plain
-    progress = restored(cursor, spec, share, plan, allow_changes=False)
-    found = appended(amendments, change, dataset, plain, spec, share, progress, note, removed=removed, held=held)
+    found = _continued(amendments, change, dataset, plain, cursor, share, note, removed, held, any_host)
     if found is not None:
         return found
     if not amendments.steps and list(new.names()) == list(amendments.mixture.names()):
-        return Amended(spec=plain, amendments=None, progress=progress)
-    return Amended(spec=amendments.compiled(dataset, plain, share), amendments=amendments, progress=progress)
+        return Amended(spec=plain, amendments=None, progress=_restored(cursor, plain, share))
+    spec = amendments.compiled(dataset, plain, share)
+    return Amended(spec=spec, amendments=amendments, progress=_restored(cursor, spec, share))
+
+
+def _restored(cursor: Cursor, spec: StreamSpec, share: Share) -> Progress:
+    return restored(cursor, spec, share, PassPlan.of(spec, share.hosts), allow_changes=False)
+
+
+def _continued(
+    amendments: Amendments,
+    change: Change,
+    dataset: SavableDataset,
+    plain: StreamSpec,
+    cursor: Cursor,
+    share: Share,
+    note: str,
+    removed: bool,
+    held: Held,
+    any_host: AnyHost | None,
+) -> Amended | None:
+    """The stream of a state after a change; None: nothing changes. The arguments are those of `by_state`."""
+    if amendments.mixture.in_lanes:
+        spec = amendments.compiled(dataset, plain, share)
+        place = _restored(cursor, spec, share)
+        return appended(amendments, change, dataset, plain, spec, share, place, note, None, removed=removed, held=held)
+    hosts = cursor["host"][1]
+    known = Share(0, 1, share.lanes) if hosts == 1 else share
+    place = from_cursor(cursor, known, plain.program)
+    running = plain
+    if not is_plain(order_of(plain)):
+        running = amendments.compiled(dataset, plain, share)
+        if running.folds:
+            remember_plans(cursor, running)
+    cut = cut_of(running, known, place, hosts=share.hosts, any_host=any_host)
+    own = place if hosts in (1, share.hosts) and known == share else from_cursor(cursor, share, plain.program)
+    found = appended(amendments, change, dataset, plain, running, share, own, note, cut, removed=removed, held=held)
+    _check_removed(amendments, cut)
+    if found is None:
+        return None
+    place = _restored(cursor, found.spec, share)
+    return replace(found, progress=place._replace(lanes=found.progress.lanes))
 
 
 def _saved(
@@ -250,15 +351,12 @@ def _saved(
             "the state has no manifest, so the change cannot be known: states of save_state_rank, save_state_global "
             "and the checkpoint handlers have one"
         )
-    was = mixtures.described(saved["mixture"], iter(saved["leaves"]))
+    was = mixtures.described(saved["mixture"], saved["leaves"])
     if was is None:
-        raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend by weights")
+        raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend")
     amendments = before or Amendments(mixture=was)
     _check_rest(saved, json.loads(json.dumps(plain.manifest())), amendments.mixture)
-    forms = {unit.leaves: unit.form for unit in mixtures.units(was)}
-    for unit in mixtures.units(amendments.mixture):
-        if unit.form == 1:  # the manifest has it
-            unit.form = forms.get(unit.opened or unit.leaves)
+    mixtures.know_forms(amendments.mixture, was)
     return amendments, saved["leaves"]
 
 
@@ -271,6 +369,7 @@ def appended(
     share: Share,
     progress: Progress,
     note: str,
+    cut: Cut | None,
     *,
     removed: bool,
     held: Held,
@@ -286,33 +385,64 @@ def appended(
         share: This host's part.
         progress: Its place.
         note: The reason.
+        cut: Where it takes effect; None: at the present round of each lane.
         removed: Whether the configuration lacks a dataset for the first time.
         held: The fate of samples of removed datasets that lanes hold.
 
     Raises:
         AmendmentError: It cannot be amended.
     """
-    number, mixture = len(amendments.steps), amendments.mixture
+    mixture = amendments.mixture
     drawn = {unit.number for unit in mixtures.drawn(mixture)}
     before = LanesBefore(spec, mixture, progress) if mixture.in_lanes else None
-    rounds = _rounds(spec, share, progress) if before is None else before.rounds(mixture)
-    if not (change.append(number, progress.item) or removed):
+    position = progress.item if cut is None else cut.position
+    if not (change.append(len(amendments.steps), position) or removed):
         return None
     mixtures.note_removed(mixture, {})
-    amendments.steps.append((progress.step, progress.item, note))
-    _check_choices(mixture, spec, share, progress)
-    whole = np.zeros(share.lanes, np.int64)
-    if share.whole_lanes:
-        whole[share.host :: share.hosts] = rounds - lane_rounds(progress.item, share.lanes)[share.host :: share.hosts]
-    amendments.ahead.append(whole)
-    if before is not None:
-        before.note(number, share)
+    record(amendments, spec, share, progress, note, cut, before)
     after = amendments.compiled(dataset, plain, share)
     if before is not None:
         progress = before.after(after)
     left = drawn - {unit.number for unit in mixtures.drawn(mixture)}
-    progress, dropped = _without_held(after, progress, mixture, left, held)
+    progress, dropped = without_left(after, progress, mixture, left, held)
     return Amended(spec=after, amendments=amendments, progress=progress, dropped=dropped)
+
+
+def record(
+    amendments: Amendments,
+    spec: StreamSpec,
+    share: Share,
+    progress: Progress,
+    note: str,
+    cut: Cut | None,
+    before: LanesBefore | None = None,
+) -> None:
+    """Record where an amendment takes effect that was made to the mixture.
+
+    Args:
+        amendments: Of the run; they are changed.
+        spec: The stream until now.
+        share: This host's part.
+        progress: Its place.
+        note: The reason.
+        cut: Where it takes effect; None: at the present round of each lane.
+        before: The states of lanes that have several.
+
+    Raises:
+        AmendmentError: A choice is for lanes of which this host knows nothing.
+    """
+    whole = np.zeros(share.lanes, np.int64)
+    if cut is None:
+        _check_choices(amendments.mixture, spec, share, progress)
+        own = slice(share.host, None, share.hosts)
+        rounds = _rounds(spec, share, progress) if before is None else before.rounds(amendments.mixture)
+        if share.whole_lanes:
+            whole[own] = rounds - lane_rounds(progress.item, share.lanes)[own]
+    if before is not None:
+        before.note(len(amendments.steps), share)
+    amendments.steps.append((progress.step, progress.item, note))
+    amendments.cuts.append(cut)
+    amendments.ahead.append(whole)
 
 
 def _check_choices(mixture: Mixture, spec: StreamSpec, share: Share, progress: Progress) -> None:
@@ -326,7 +456,7 @@ def _check_choices(mixture: Mixture, spec: StreamSpec, share: Share, progress: P
         )
 
 
-def _without_held(
+def without_left(
     spec: StreamSpec, progress: Progress, mixture: Mixture, left: Collection[int], held: Held
 ) -> tuple[Progress, list[Dropped]]:
     """The place without held samples of removed datasets, if they are dropped; and these.
@@ -360,6 +490,21 @@ def _without_held(
     return after, [Dropped(leaf=leaf, hook="amend", failure_tolerance=0, error=error, sample=None) for leaf in leaves]
 
 
+def _check_removed(amendments: Amendments, cut: Cut | None) -> None:
+    """Refuse a removed dataset of which samples are still to be delivered. Raises AmendmentError."""
+    if cut is None or not cut.left:
+        return
+    drawn = mixtures.shares(amendments.mixture, len(amendments.steps) - 2, cut.position)
+    for unit in mixtures.units(amendments.mixture):
+        if unit.removed and drawn.get(unit.leaves[0]):
+            until = "later" if cut.step is None else f"with step {cut.step}"
+            raise AmendmentError(
+                f"{unit.leaves[0]}: it was removed from the configuration, but its samples are in the order until the "
+                f"change takes effect, {until}. Keep it in the configuration until then, and remove it in the running "
+                f"loader: `loader.amend(remove=[…])`"
+            )
+
+
 def _rounds(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
     """Samples that each lane of a host took, (lanes of the host,)."""
     if spec.program is None:
@@ -375,14 +520,16 @@ def _rounds(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
 def configured(dataset: SavableDataset, plain: StreamSpec) -> Mixture:
     """The mixture of a configuration, with its nodes.
 
-    Raises AmendmentError if items, or the samples that lanes take, are not those of an endless blend by weights.
+    Raises AmendmentError if its outermost mixture is no blend, or one that cannot begin again.
     """
-    found = mixtures.described(json.loads(json.dumps(plain.mixture)), ("/".join(leaf.key) for leaf in plain.leaves))
-    if found is None or not (_counts_items(plain) if found.in_lanes else _counts_positions(plain)):
-        raise AmendmentError(
-            "the stream is not that of an endless blend by weights (it has passes, or is planned, shuffled again, or "
-            "blended by cost): it cannot be amended yet"
-        )
+    manifest = json.loads(json.dumps(plain.manifest()))
+    found = mixtures.described(manifest["mixture"], manifest["leaves"])
+    if found is None:
+        raise AmendmentError("the stream cannot be amended: its outermost dataset is not a blend")
+    if found.in_lanes:
+        _require_items(plain)
+    else:
+        require_cut(order_of(plain))
     above = () if plain.program is None else operators_above(plain.program.root)
     if any(isinstance(operator, IterateLanes) for operator, _ in above):
         raise AmendmentError(
@@ -393,22 +540,16 @@ def configured(dataset: SavableDataset, plain: StreamSpec) -> Mixture:
     return found
 
 
-def _counts_positions(plain: StreamSpec) -> bool:
-    """Whether all samples are positions of one blend by weights."""
-    orders = [plain.order] if plain.program is None else [feed.order for feed in plain.program.feeds]
-    if len(orders) != 1:
-        return False
-    order = orders[0]
-    router = None if order.routes is None else order.routes.router
-    return order.planned is None and order.passes is None and isinstance(router, Blend | StepBlend)
-
-
-def _counts_items(plain: StreamSpec) -> bool:
-    """Whether lanes run an endless blend by weights of what filters, groups, packs or generates."""
+def _require_items(plain: StreamSpec) -> None:
+    """Raise AmendmentError unless lanes run an endless blend by weights of what filters, groups, packs or generates."""
     operator = None if plain.program is None else plain.program.root
     while operator is not None and not isinstance(operator, BlendLanes):
         operator = operator.children[0] if len(operator.children) == 1 else None
-    return operator is not None and isinstance(operator.router, Blend | StepBlend) and plain.endless
+    if operator is None or not isinstance(operator.router, Blend | StepBlend) or not plain.endless:
+        raise AmendmentError(
+            "the stream cannot be amended: datasets filter, group, pack or generate below a mixture that is no endless "
+            "blend by weights; move these steps above it"
+        )
 
 
 def _join(mixture: Mixture, new: Mixture) -> None:
@@ -429,8 +570,9 @@ def _check_rest(saved: Mapping[str, Any], now: Mapping[str, Any], mixture: Mixtu
     lines = [
         f"{name}: was {saved.get(name)!r}, is {now.get(name)!r}"
         for name in dict.fromkeys((*saved, *now))
-        if name not in ("mixture", "leaves") and saved.get(name) != now.get(name)
+        if name not in ("mixture", "leaves") and _rest_of(saved, name) != _rest_of(now, name)
     ]
+    lines += _column_changes(saved, now)
     above, above_now = _above_blend(saved["mixture"]), _above_blend(now["mixture"])
     if above != above_now:
         lines.append(f"mixture: was {above}, is {above_now}")
@@ -459,7 +601,45 @@ def _leaf_changes(name: str, row: Mapping[str, Any], other: Mapping[str, Any]) -
 
 def _above_blend(mixture: Any) -> Any:
     """The nodes above the outermost blend, as a manifest describes them."""
-    if not isinstance(mixture, Mapping) or "blend" in mixture:
+    if not isinstance(mixture, Mapping) or mixtures.is_blend(cast("Any", mixture)):
         return "blend"
     node = cast("Mapping[str, Any]", mixture)
-    return {name: _above_blend(value) if name in ("of", "generate") else value for name, value in node.items()}
+    return {
+        name: _above_blend(value) if name in ("of", "generate") else value
+        for name, value in node.items()
+        if name != "columns"  # of each leaf, see `_columns_of`
+    }
+
+
+def _rest_of(manifest: Mapping[str, Any], name: str) -> Any:
+    """A setting without what it says of each leaf."""
+    value = manifest.get(name)
+    if not isinstance(value, Mapping):
+        return value
+    settings = cast("Mapping[str, Any]", value)
+    return {field: each for field, each in settings.items() if field != "columns"}
+
+
+def _columns_of(manifest: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """The identifiers of the columns of each leaf that plans, costs and balance depend on, by the leaf's key."""
+    names = list(manifest["leaves"])
+    found: dict[str, list[Any]] = {name: [] for name in names}
+    for name, ids in manifest.get("balance", {}).get("columns", {}).items():
+        found[name].append(ids)
+    node = manifest["mixture"]
+    while isinstance(node, Mapping):
+        above = cast("Mapping[str, Any]", node)
+        for number, ids in enumerate(above.get("columns", ())):
+            found[names[number % len(names)]].append(ids)
+        node = None if mixtures.is_blend(above) else above.get("of", above.get("generate"))
+    return found
+
+
+def _column_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Lines for the leaves whose columns have other values."""
+    before, after = _columns_of(saved), _columns_of(now)
+    return [
+        f"{name}: columns were {ids}, are {after[name]}"
+        for name, ids in before.items()
+        if name in after and after[name] != ids
+    ]

@@ -11,15 +11,18 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from energon_grain.amendments import mixture as mixtures
-from energon_grain.amendments.change import Change
-from energon_grain.amendments.history import Amended, Amendments, appended, configured
+from energon_grain.amendments.change import Change, take_over
+from energon_grain.amendments.cuts import AnyHost, Cut, cut_of
+from energon_grain.amendments.history import Amended, Amendments, appended, configured, record, without_left
+from energon_grain.amendments.lanes import LanesBefore
 from energon_grain.amendments.mixture import Mixture, Unit
+from energon_grain.amendments.reweight import path_to, quantised, with_segment
 from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.datasets.mixtures import BlendDataset
 from energon_grain.errors import AmendmentError
-from energon_grain.samplers.weights import Weight, exact, integer_weights
+from energon_grain.samplers.weights import Weight, exact
 from energon_grain.stream.passes import Progress, Share
 from energon_grain.stream.spec import Resolved, StreamSpec
 from energon_grain.stream.stream import Held
@@ -28,7 +31,6 @@ from energon_grain.stream.stream import Held
 def amended_now(
     dataset: SavableDataset,
     plain: StreamSpec,
-    spec: StreamSpec,
     before: Amendments | None,
     share: Share,
     progress: Progress,
@@ -37,44 +39,112 @@ def amended_now(
     add: Mapping[str, Any] | None = None,
     remove: Sequence[str] = (),
     note: str = "",
+    smooth: bool = False,
     held: Held = "deliver",
+    running: StreamSpec,
+    any_host: AnyHost | None = None,
 ) -> Amended:
     """The stream of a running one whose mixture changes at its present place.
 
     Args:
         dataset: The configuration of the run.
         plain: The configuration, compiled.
-        spec: The stream until now.
         before: The amendments until now; None: there are none.
         share: This host's part.
         progress: Where the stream is.
-        weights: Of all datasets of one blend, by name; 0 pauses one. Default: as they are.
+        weights: Of all datasets of one blend, by name (repetitions, of a blend by repetitions); 0 pauses one. Default:
+            as they are.
         add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, a
             dataset, or the name of one in another blend, which moves; each has a weight in `weights`.
         remove: Names of datasets that get the weight 0.
         note: The reason, for the log.
+        smooth: Whether only weights change, which are quantised, and no error adds up over many such changes. Weights
+            that are equal to the present ones are no amendment.
         held: The fate of samples of removed datasets that lanes hold.
+        running: The stream until now.
+        any_host: See `WorkerConfig.any_host`.
 
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
     """
-    old = configured(dataset, plain) if before is None else mixtures.copied(before.mixture)
-    new = mixtures.copied(old)
-    for each in mixtures.blends(new):
-        each.segments = [(0, each.weights)]
+    amendments = _copy_of(before) or Amendments(mixture=configured(dataset, plain))
+    cut = None
+    if not amendments.mixture.in_lanes:
+        cut = cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
+    if not add and not remove:
+        left = {unit.number for unit in mixtures.drawn(amendments.mixture)}
+        changed = _reweighted(
+            amendments, plain, share, progress, dict(weights or {}), note, cut, running=running, smooth=smooth
+        )
+        if not changed and not smooth:
+            raise AmendmentError(_NOTHING)
+        done = amendments if changed else before
+        spec = plain if done is None else done.spec or done.compiled(dataset, plain, share)
+        left -= {unit.number for unit in mixtures.drawn(amendments.mixture)}
+        progress, dropped = without_left(spec, progress, amendments.mixture, left, held)
+        return Amended(spec=spec, amendments=done, progress=progress, dropped=dropped)
+    new = mixtures.copied(amendments.mixture)
+    for each in mixtures.blends(new):  # plans of blends that do not change stay
+        each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
     for same in mixtures.holders(new).values():
         for unit in same[:-1]:  # it moved on
             _take_out(new, unit)
-    amendments = Amendments(mixture=old, resolved={} if before is None else before.resolved)
     _change(new, dict(weights or {}), dict(add or {}), list(remove), amendments.resolved)
-    if before is not None:
-        amendments.steps, amendments.ahead = [*before.steps], [*before.ahead]
-    found = appended(
-        amendments, Change(old, new), dataset, plain, spec, share, progress, note, removed=False, held=held
-    )
+    change = Change(amendments.mixture, new)
+    found = appended(amendments, change, dataset, plain, running, share, progress, note, cut, removed=False, held=held)
     if found is None:
-        raise AmendmentError("amend: nothing changes: give weights, add or remove that differ from what is there")
+        raise AmendmentError(_NOTHING)
     return found
+
+
+_NO_WEIGHT = "amend: all weights are 0; give one dataset a weight above 0"
+_NOTHING = "amend: nothing changes: give weights, add or remove that differ from what is there"
+
+
+def _copy_of(before: Amendments | None) -> Amendments | None:
+    """A copy to append an amendment to."""
+    if before is None:
+        return None
+    mixture, steps, ahead = mixtures.copied(before.mixture), [*before.steps], [*before.ahead]
+    return dataclasses.replace(before, mixture=mixture, steps=steps, cuts=[*before.cuts], ahead=ahead)
+
+
+def _reweighted(
+    amendments: Amendments,
+    plain: StreamSpec,
+    share: Share,
+    progress: Progress,
+    weights: dict[str, Weight],
+    note: str,
+    cut: Cut | None,
+    *,
+    running: StreamSpec,
+    smooth: bool,
+) -> bool:
+    """Change the weights of one blend; return whether they differ from the present ones."""
+    if not weights:
+        return False
+    numbers, blend = _children(amendments.mixture, [*weights])
+    if smooth and blend.kind == mixtures.REPETITIONS:
+        raise AmendmentError("reweight: this is a blend by repetitions, not by weights: use amend(weights=…)")
+    row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
+    if not any(map(exact, row)):
+        raise AmendmentError(_NO_WEIGHT)
+    lanes = LanesBefore(running, amendments.mixture, progress) if amendments.mixture.in_lanes else None
+    now = Mixture(segments=[(0, blend.row(row))], children=blend.children)
+    places = {number: number for number in range(len(row))}
+    start = f"{'~' if smooth else '#'}{len(amendments.steps)}"
+    if not take_over(blend, now, places, start, progress.item if cut is None else cut.position):
+        return False
+    record(amendments, running, share, progress, note, cut, lanes)
+    if cut is not None or lanes is not None:
+        amendments.spec = None
+        return True
+    path, rounds = path_to(amendments.mixture, blend), amendments.begin(len(amendments.steps) - 1, share)
+    assert path is not None
+    old = amendments.spec or dataclasses.replace(plain, described_by=plain.manifest())
+    amendments.spec = with_segment(old, path, rounds, list(map(int, blend.weights)), smooth=smooth)
+    return True
 
 
 def _change(
@@ -93,13 +163,14 @@ def _change(
     for name in remove:
         row[numbers[name]] = 0
     if not any(map(exact, row)):
-        raise AmendmentError("amend: all weights are 0; give one dataset a weight above 0")
-    blend.segments = [(0, list(integer_weights(row)))]
+        raise AmendmentError(_NO_WEIGHT)
+    blend.segments = [(0, blend.row(row))]
 
 
 def _children(mixture: Mixture, names: list[str]) -> tuple[dict[str, int], Mixture]:
     """The numbers of named children, and the one blend that has them. Raises AmendmentError if there are several."""
-    places = {name: _find(mixture, name) for name in names}
+    index = _index(mixture)
+    places = {name: _find(mixture, index, name) for name in names}
     blends = {id(blend): blend for blend, _ in places.values()} or {id(mixture): mixture}
     if len(blends) != 1:
         raise AmendmentError(f"amend: {', '.join(names)} are children of several blends: amend them one by one")
@@ -111,7 +182,7 @@ def _weighted(blend: Mixture, numbers: Mapping[str, int], weights: Mapping[str, 
     row: list[Weight] = [*blend.weights]
     if not weights:
         return row
-    missing = [number for number, weight in enumerate(row) if weight and number not in numbers.values()]
+    missing = [number for number, weight in enumerate(row) if exact(weight) and number not in numbers.values()]
     if missing:
         names = ", ".join(_name(blend.children[number]) for number in missing)
         raise AmendmentError(
@@ -142,7 +213,7 @@ def _place_of(mixture: Mixture, blend: Mixture, added: Unit | Mixture) -> int:
 def _back(blend: Mixture, unit: Unit, node: SavableDataset | None) -> int:
     """The place of a unit that is added again. Raises AmendmentError if it is still drawn from."""
     place = blend.children.index(unit)
-    if unit.node is not None and blend.weights[place]:
+    if unit.node is not None and exact(blend.weights[place]):
         raise AmendmentError(f"amend: {unit.leaves[0]} is in the mixture already: give its weight in `weights`")
     if unit.node is None:
         unit.node, unit.removed = node, False
@@ -152,19 +223,25 @@ def _back(blend: Mixture, unit: Unit, node: SavableDataset | None) -> int:
 def _take_out(mixture: Mixture, unit: Unit) -> None:
     """Take a unit out of its blend."""
     blend = next(each for each in mixtures.blends(mixture) if unit in each.children)
-    place, row = blend.children.index(unit), blend.weights
-    del blend.children[place], row[place]
-    blend.segments = [(0, row)]
+    place = blend.children.index(unit)
+    del blend.children[place], blend.lengths[place : place + 1]
+    blend.segments = [(start, [*row[:place], *row[place + 1 :]]) for start, row in blend.segments]
 
 
-def _find(mixture: Mixture, name: str) -> tuple[Mixture, int]:
+def _index(mixture: Mixture) -> dict[str, list[tuple[Mixture, int]]]:
+    """The blends that have a child of each name, and its number there."""
+    found: dict[str, list[tuple[Mixture, int]]] = {}
+    left = {id(unit) for same in mixtures.holders(mixture).values() for unit in same[:-1]}
+    for blend in mixtures.blends(mixture):
+        for number, child in enumerate(blend.children):
+            for name in () if id(child) in left else _names(child):
+                found.setdefault(name, []).append((blend, number))
+    return found
+
+
+def _find(mixture: Mixture, index: Mapping[str, list[tuple[Mixture, int]]], name: str) -> tuple[Mixture, int]:
     """The blend that has a child of this name, and its number there."""
-    found = [
-        (blend, number)
-        for blend in mixtures.blends(mixture)
-        for number, child in enumerate(blend.children)
-        if name in _names(child)
-    ]
+    found = index.get(name, [])
     if len(found) == 1:
         return found[0]
     known = [_name(child) for blend in mixtures.blends(mixture) for child in blend.children]
@@ -202,7 +279,8 @@ def _opened(data: SavableDataset, resolved: dict[str, Resolved]) -> Unit | Mixtu
     around = BlendDataset(data)
     spec = compile_dataset(around)
     names = ["/".join(leaf.key) for leaf in spec.leaves]
-    found = mixtures.described(json.loads(json.dumps(spec.mixture)), iter(names))
+    manifest = json.loads(json.dumps(spec.manifest()))
+    found = mixtures.described(manifest["mixture"], manifest["leaves"])
     assert found is not None
     mixtures.attach(found, around)
     for unit in mixtures.units(found):
@@ -239,7 +317,9 @@ def _added(blend: Mixture, name: str, data: Any, resolved: dict[str, Resolved]) 
         name=options.get("name"),
     )
     assert unit.node is not None
-    return Unit(("/".join((*leaf.identity, "0")),), node=_with_leaf(unit.node, leaf), form=unit.form)
+    return Unit(
+        ("/".join((*leaf.identity, "0")),), node=_with_leaf(unit.node, leaf), form=unit.form, in_lanes=unit.in_lanes
+    )
 
 
 def _leaves_alone(blend: Mixture) -> Iterator[tuple[Unit, LeafDataset]]:

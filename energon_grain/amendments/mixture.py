@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -19,12 +19,17 @@ import numpy.typing as npt
 
 from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.datasets.lowering import nodes_below
-from energon_grain.datasets.mixtures import BlendDataset
+from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset
 from energon_grain.errors import AmendmentError
-from energon_grain.mixture_shares import leaf_count
+from energon_grain.mixture_shares import leaf_count, pass_length
+from energon_grain.samplers.weights import exact, integer_weights
 
 Start = int | str
-"""Where a segment begins: at a position of the blend; or "#n", at amendment n."""
+"""Where a segment begins: at a position of the blend; "#n", at amendment n; or "~n", the same without new phases."""
+Row = list[int | str]
+"""A weight for each child, as an integer; or its repetitions, as a fraction in text."""
+WEIGHTS, REPETITIONS = "weights", "repetitions"
+AnyBlend = BlendDataset | BlendEpochizedDataset
 Taken = dict[int, npt.NDArray[np.int64]]
 """Rounds that each lane had taken, (L,), by amendment; 0 in lanes of other hosts that this host does not know."""
 _IN_LANES = ("filter", "pack", "group", "batch", "generate", "iter_map")
@@ -44,7 +49,8 @@ class Unit:
         number: Number of its first leaf. Those of the others follow.
         since: The amendment at which it took over from the unit with the same leaves elsewhere; None: from none.
         opened: Keys of its leaves in the configuration.
-        form: Its entry in the manifest's mixture, if its items are not positions (filters, groups, packs); else None.
+        form: How a manifest describes it, if it is known.
+        in_lanes: Whether its items are not positions, because it filters, groups, packs or generates.
         taken: Rounds of its lanes, if they are in a state of their own.
     """
 
@@ -56,6 +62,7 @@ class Unit:
     since: int | None = None
     opened: tuple[str, ...] = ()
     form: Any = None
+    in_lanes: bool = False
     taken: Taken = field(default_factory=Taken)
 
     def names(self) -> Iterator[str]:
@@ -65,24 +72,26 @@ class Unit:
 
 @dataclass(slots=True, eq=False)
 class Mixture:
-    """A blend by weights.
+    """A blend.
 
     Attributes:
-        segments: The start of each segment, and an integer weight for each child that existed by then.
+        segments: The start of each segment, and a weight for each child that existed by then.
         children: In the order in which they were added.
         per_step: Consecutive items that share a choice; 0: each has its own.
+        kind: `WEIGHTS`, `REPETITIONS`, or the unit of weights that are shares of costs.
+        lengths: Of a blend by repetitions: samples of each child.
         node: Its description, below those in `above`.
         above: The outermost description between it and the blend above, such as a map; None: there is none.
-        form: Its entry in the manifest's mixture.
         taken: Rounds of its lanes, if they are in a state of their own.
     """
 
-    segments: list[tuple[Start, list[int]]]
+    segments: list[tuple[Start, Row]]
     children: list[Unit | Mixture] = field(default_factory=list["Unit | Mixture"])
     per_step: int = 0
-    node: BlendDataset | None = None
+    kind: str = WEIGHTS
+    lengths: list[int] = field(default_factory=list[int])
+    node: AnyBlend | None = None
     above: SavableDataset | None = None
-    form: Any = None
     taken: Taken = field(default_factory=Taken)
 
     def names(self) -> Iterator[str]:
@@ -91,7 +100,7 @@ class Mixture:
             yield from child.names()
 
     @property
-    def weights(self) -> list[int]:
+    def weights(self) -> Row:
         """Of the last segment, one for each child."""
         last = self.segments[-1][1]
         return [*last, *(0 for _ in self.children[len(last) :])]
@@ -99,21 +108,55 @@ class Mixture:
     @property
     def in_lanes(self) -> bool:
         """Whether it counts items, not positions, because something below filters, groups, packs or generates."""
-        return any(unit.form is not None for unit in units(self))
+        return any(unit.in_lanes for unit in units(self))
+
+    def row(self, weights: Sequence[Any]) -> Row:
+        """Weights in the form of a segment."""
+        return [str(exact(each)) for each in weights] if self.kind == REPETITIONS else [*integer_weights(weights)]
+
+    def shares(self, row: Row) -> list[float]:
+        """Share of each child in the items (or the cost) of a segment."""
+        sizes = [float(exact(weight)) for weight in row]
+        if self.kind == REPETITIONS:
+            sizes = [often * n for often, n in zip(sizes, self.lengths, strict=False)]
+        total = sum(sizes) or 1.0
+        return [size / total for size in sizes]
 
 
-def described(manifest_mixture: Any, names: Iterator[str]) -> Mixture | None:
+def is_blend(node: Any) -> bool:
+    """Whether a node of a manifest is a blend."""
+    return isinstance(node, Mapping) and ("blend" in node or "blend_epochized" in node)
+
+
+def described(manifest_mixture: Any, leaves: Mapping[str, Mapping[str, Any]]) -> Mixture | None:
     """The outermost blend as a manifest has it; None: there is none that can be amended."""
     node = manifest_mixture
-    while isinstance(node, Mapping) and "blend" not in node:
+    while isinstance(node, Mapping) and not is_blend(node):
         node = cast("Mapping[str, Any]", node).get("of", cast("Mapping[str, Any]", node).get("generate"))
-    if not isinstance(node, Mapping) or "means" in node:
+    if not isinstance(node, Mapping):
         return None
-    found = _described(cast("Mapping[str, Any]", node), names)
-    if not isinstance(found, Mixture):
-        return None
-    number_leaves(found)
-    return found
+    blend, names = cast("Mapping[str, Any]", node), iter(leaves)
+    if "blend" in blend and "means" not in blend:
+        found = _described(blend, names)
+        assert isinstance(found, Mixture)
+        return _numbered(found)
+    units = [_unit(child, names) for child in blend["of"]]
+    if "blend" in blend:
+        weights, starts = blend["blend"]
+        segments: list[tuple[Start, Row]] = [(start, list(row)) for start, row in zip(starts, weights, strict=True)]
+        return _numbered(Mixture(segments=segments, children=[*units], kind=blend["unit"]))
+    lengths = [round(pass_length(unit.form, [leaves[name]["samples"] for name in unit.leaves])) for unit in units]
+    repetitions: Row = [*blend["blend_epochized"]]
+    return _numbered(Mixture(segments=[(0, repetitions)], children=[*units], kind=REPETITIONS, lengths=lengths))
+
+
+def _numbered(mixture: Mixture) -> Mixture:
+    number_leaves(mixture)
+    return mixture
+
+
+def _unit(node: Any, names: Iterator[str]) -> Unit:
+    return Unit(tuple(next(names) for _ in range(leaf_count(node))), form=node, in_lanes=_forms_items(node))
 
 
 def _described(node: Any, names: Iterator[str]) -> Unit | Mixture:
@@ -124,10 +167,8 @@ def _described(node: Any, names: Iterator[str]) -> Unit | Mixture:
             segments=[(start, list(row)) for start, row in zip(starts, weights, strict=True)],
             children=[_described(child, names) for child in blend["of"]],
             per_step=blend.get("per_step", 0),
-            form=node,
         )
-    leaves = tuple(next(names) for _ in range(leaf_count(node)))
-    return Unit(leaves, form=node if _forms_items(node) else None)
+    return _unit(node, names)
 
 
 def _forms_items(node: Any) -> bool:
@@ -149,23 +190,23 @@ def number_leaves(mixture: Mixture) -> None:
             unit.number, number = number, number + len(unit.leaves)
 
 
-def outermost_blend(dataset: SavableDataset) -> BlendDataset:
+def outermost_blend(dataset: SavableDataset) -> AnyBlend:
     """The blend right below what works on the whole stream. Raises AmendmentError if there is none."""
     node: Any = dataset
-    while not isinstance(node, BlendDataset):
+    while not isinstance(node, AnyBlend):
         below = list(nodes_below(node))
         if len(below) != 1:
-            raise AmendmentError(f"{dataset!r} has no blend by weights at its top: only such a mixture can be amended")
+            raise AmendmentError(f"{dataset!r} has no blend at its top: only such a mixture can be amended")
         node = below[0]
     return node
 
 
-def attach(mixture: Mixture, node: BlendDataset) -> None:
+def attach(mixture: Mixture, node: AnyBlend) -> None:
     """Give a mixture that a manifest describes, and all below it, the nodes of a description."""
     mixture.node = node
     for child, below in zip(mixture.children, node.datasets, strict=True):
         if isinstance(child, Mixture):
-            child.above = None if isinstance(below, BlendDataset) else below
+            child.above = None if isinstance(below, AnyBlend) else below
             attach(child, outermost_blend(below))
         else:
             child.node, child.opened = below, child.leaves
@@ -188,7 +229,7 @@ def names_by_number(chosen: Iterable[Unit]) -> dict[int, str]:
 def drawn(mixture: Mixture) -> Iterator[Unit]:
     """The units that are drawn from: all weights above them are not 0."""
     for child, weight in zip(mixture.children, mixture.weights, strict=True):
-        if weight:
+        if exact(weight):
             yield from [child] if isinstance(child, Unit) else drawn(child)
 
 
@@ -234,15 +275,22 @@ def shares(mixture: Mixture, amendment: int, position: int, of: float = 1.0) -> 
     for place, (start, _) in enumerate(mixture.segments):
         if int(start[1:]) <= amendment if isinstance(start, str) else start <= position:
             number = place
-    weights = mixture.segments[number][1]
-    total = sum(weights) or 1
     found: dict[str, float] = {}
-    for child, weight in zip(mixture.children, weights, strict=False):  # others were added later
-        share = of * weight / total
+    parts = mixture.shares(mixture.segments[number][1])
+    for child, part in zip(mixture.children, parts, strict=False):  # others were added later
+        share = of * part
         below = shares(child, amendment, position, share) if isinstance(child, Mixture) else {child.leaves[0]: share}
-        for name, part in below.items():  # a dataset that moved is there twice
-            found[name] = found.get(name, 0.0) + part
+        for name, each in below.items():  # a dataset that moved is there twice
+            found[name] = found.get(name, 0.0) + each
     return found
+
+
+def know_forms(mixture: Mixture, was: Mixture) -> None:
+    """Give a run's mixture the forms that a saved manifest knows."""
+    forms = {unit.leaves: unit.form for unit in units(was)}
+    for unit in units(mixture):
+        if unit.form is None:
+            unit.form = forms.get(unit.opened or unit.leaves)
 
 
 def note_removed(mixture: Mixture, rows: Mapping[str, dict[str, Any]]) -> bool:
@@ -281,7 +329,11 @@ def copied(tree: Mixture) -> Mixture:
 
     segments = [(start, [*weights]) for start, weights in tree.segments]
     return dataclasses.replace(
-        tree, segments=segments, children=list(map(copy_of, tree.children)), taken={**tree.taken}
+        tree,
+        segments=segments,
+        children=list(map(copy_of, tree.children)),
+        lengths=[*tree.lengths],
+        taken={**tree.taken},
     )
 
 
@@ -292,7 +344,7 @@ def _rest(unit: Unit, number: int) -> dict[str, Any]:
         rest["since"] = unit.since
     if unit.opened and unit.opened != unit.leaves:
         rest["opened"] = list(unit.opened)
-    if unit.form is not None:
+    if unit.in_lanes:
         rest["form"] = unit.form if unit.removed else 1
     return rest
 
@@ -304,7 +356,9 @@ def packed(mixture: Mixture) -> list[Any]:
     def pack(tree: Unit | Mixture) -> list[Any]:
         nonlocal number
         if isinstance(tree, Mixture):
-            return [tree.per_step, list(map(list, tree.segments)), list(map(pack, tree.children))]
+            lengths = [tree.lengths] if tree.lengths else []
+            kind = tree.per_step if tree.kind == WEIGHTS else tree.kind
+            return [kind, list(map(list, tree.segments)), list(map(pack, tree.children)), *lengths]
         rest = _rest(tree, number)
         number += len(tree.leaves)
         if tree.rows is None and not rest:
@@ -326,22 +380,27 @@ def unpacked(value: Any) -> Unit | Mixture:
             unit = Unit(tuple(map(str, names)), rows=None if rows is None else list(map(dict, rows)))
             unit.removed = bool(removed)
             unit.number, unit.since = int(rest.get("number", number)), rest.get("since")
-            unit.opened, unit.form = tuple(rest.get("opened", unit.leaves)), rest.get("form")
+            unit.opened, form = tuple(rest.get("opened", unit.leaves)), rest.get("form")
+            unit.in_lanes, unit.form = form is not None, None if form == 1 else form
             number += len(unit.leaves)
             return unit
-        per_step, segments, children = value
-        return Mixture(
-            segments=[(start, [int(weight) for weight in weights]) for start, weights in segments],
-            children=list(map(unpack, children)),
-            per_step=int(per_step),
-        )
+        kind, segments, children, *lengths = value
+        mixture = Mixture(segments=[], children=list(map(unpack, children)))
+        if isinstance(kind, str):
+            mixture.kind = kind
+            mixture.lengths = [int(each) for each in (lengths[0] if lengths else ())]
+        else:
+            mixture.per_step = int(kind)
+        weight_of = str if mixture.kind == REPETITIONS else int
+        mixture.segments = [(start, [weight_of(weight) for weight in weights]) for start, weights in segments]
+        return mixture
 
     return unpack(value)
 
 
 def replaced(dataset: SavableDataset, blend: SavableDataset) -> SavableDataset:
     """A description with another outermost blend."""
-    if isinstance(dataset, BlendDataset):
+    if isinstance(dataset, AnyBlend):
         return blend
     (name,) = (
         each.name for each in dataclasses.fields(dataset) if isinstance(getattr(dataset, each.name), SavableDataset)

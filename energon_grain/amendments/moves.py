@@ -55,6 +55,10 @@ class Shift:
         first = self.handover.first[position % self.lanes]
         return np.zeros(position.size, dtype=np.int32), position + first * self.lanes
 
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`. A position of an earlier place has none."""
+        return np.maximum(below - self.handover.first[below % self.lanes] * self.lanes, -1)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MovingDataset(SavableDataset):

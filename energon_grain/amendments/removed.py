@@ -44,6 +44,9 @@ class _NoHooks:
 class RemovedSource:
     """The samples of a removed dataset, of which only the number is known. Reading any raises AmendmentError."""
 
+    data_files = None
+    """None: its files are unknown; see `Rows.data_files`."""
+
     def __init__(self, name: str, samples: int, content: str) -> None:
         self.path, self.content_id, self._samples = name, content, samples
 

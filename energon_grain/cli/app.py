@@ -59,6 +59,34 @@ COMMANDS = {
             "lint.lint", "Check a dataset: open it, compare its indices with its tars, decode every sample.", _LOOK
         ),
         "which": Listed("checkpoint.which", "List shard, key and byte range of the samples of a global batch.", _LOOK),
+        "when": Listed(
+            "uses.when",
+            "List every use of samples by a run until a saved state, and the next one: step, host, place, pass.",
+            _LOOK,
+        ),
+        "seen": Listed(
+            "uses.seen",
+            "Count how often a run used each sample of each dataset until a saved state, without reading data.",
+            _LOOK,
+        ),
+        "receipt": Listed(
+            "receipts.receipt",
+            "Write what a run read until a saved state: digests of its data and settings, in less than 1 KB.",
+            _LOOK,
+        ),
+        "verify": Listed(
+            "receipts.verify", "Check data and configuration against a receipt, and name the files that differ.", _LOOK
+        ),
+        "blame": Listed(
+            "blame.blame",
+            "Rank samples, shards and datasets by how much of the unusual losses of a run they explain.",
+            _LOOK,
+        ),
+        "rewind": Listed(
+            "rewind.rewind",
+            "Write the state that a run had at an earlier step, and leave out samples from there on.",
+            _LOOK,
+        ),
         "bench": Listed(
             "bench.bench",
             "Measure loading on your own data: storage, the work per sample, and the pipeline with workers.",

@@ -22,7 +22,7 @@ from energon_grain.cli.terminal import (
     note,
     own_modules,
 )
-from energon_grain.datasets.aux_stores import open_aux
+from energon_grain.cooking.aux_stores import open_aux
 from energon_grain.datasets.lowering import compile_dataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError, ReadError
 from energon_grain.get_datasets import get_val_dataset

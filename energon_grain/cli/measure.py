@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from energon_grain.cli.receipts import store_digests
 from energon_grain.cli.running import Progress, RayAddress, Runner, Workers, running
 from energon_grain.cli.terminal import Answer, ProgressBar, note, own_modules
 from energon_grain.errors import ConfigError
@@ -41,6 +42,9 @@ def measure(
         str | None,
         typer.Option(help="Parts that the functions get, as txt,json. Default: all. Fewer parts are read faster."),
     ] = None,
+    digest: Annotated[
+        bool, typer.Option("--digest", help="Store digests of all files, for receipts; every byte is read.")
+    ] = False,
     version: Annotated[
         int | None,
         typer.Option(help="Version of the functions, stored with the columns. Default: the function's own, else 1."),
@@ -56,13 +60,20 @@ def measure(
     The function gets the parts of a sample as bytes, {"txt": b"…"}, and returns a number, or None for no value. Its
     module is also searched in the current folder. After an interruption, the same command continues.
 
+    With --digest, store digests of the files instead, which receipts need; of a metadataset, those of all its datasets.
+
     Examples:
         energon-grain measure captions --column tokens=my_module:count_tokens
         energon-grain measure captions --attach score=scores.csv
+        energon-grain measure captions --digest
     """
     columns, files = _pairs("--column", column), _pairs("--attach", attach)
+    if digest:
+        if columns or files:
+            raise ConfigError("--digest is a command of its own: remove --column and --attach")
+        return store_digests(path, progress=progress)
     if not columns and not files:
-        raise ConfigError("pass --column NAME=module:function, or --attach NAME=FILE.")
+        raise ConfigError("pass --column NAME=module:function, --attach NAME=FILE, or --digest.")
     own_modules(columns.values())
     with running(runner, ray_address) as executor, ProgressBar("Measuring", shown=progress) as bar:
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar, cast
 
-from energon_grain.datasets.aux_stores import open_primary
+from energon_grain.cooking.aux_stores import open_primary
 from energon_grain.datasets.leaf import LeafDataset, SampleDefinition, SampleFactory
 from energon_grain.errors import ConfigError
 from energon_grain.formats.brace_patterns import expand_braces

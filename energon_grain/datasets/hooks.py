@@ -8,12 +8,14 @@ methods that only call the hook of another encoder.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, TypeVar, overload
 
 from energon_grain.errors import ConfigError
+from energon_grain.sources.cache_pool import CachePool
 from energon_grain.stream.hooks import DEFAULT_FAILURE_TOLERANCE, HookSpec
+from energon_grain.transforms.decode import SampleDecoder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -34,6 +36,30 @@ Owner = TypeVar("Owner", bound=HookOwner)
 _IDLE: dict[Callable[..., Any], str | None] = {}
 _FORWARDING: set[Callable[..., Any]] = set()
 # Sets of functions instead of attributes: a user's override made with `functools.wraps` would inherit attributes.
+
+
+class SampleMaker(HookOwner, Protocol):
+    """The part of a task encoder that leaves use to make samples."""
+
+    @property
+    def cookers(self) -> Sequence[Any]:
+        """Turn crude samples into typed samples."""
+        ...
+
+    @property
+    def decoder(self) -> SampleDecoder | None:
+        """Decodes the parts of each sample; None keeps them as bytes."""
+        ...
+
+    @property
+    def decoder_type(self) -> type[SampleDecoder]:
+        """Class of the decoders whose arguments a dataset configuration holds."""
+        ...
+
+    @property
+    def cache(self) -> CachePool:
+        """The cache that hooks use, unless the loader has another pool."""
+        ...
 
 
 @overload

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from energon_grain.datasets.aux_stores import AuxReference, check_aux_has_a_cooker
-from energon_grain.datasets.cooker import SampleMaker, cooking
 from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.hooks import SampleMaker
 from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import ConfigError
 from energon_grain.forms import Place, errors_at
@@ -26,6 +25,7 @@ from energon_grain.storage.epath import EPath
 from energon_grain.storage.location import is_url, located, without_revision
 from energon_grain.storage.remote import shared_client
 from energon_grain.storage.settings import storage_settings
+from energon_grain.stream.extensions import CHECK_AUX, COOKING, extension
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import Ordering, Resolved, ResolvedLeaf
 from energon_grain.transforms.decode import ColumnDecoder, SampleDecoder
@@ -142,7 +142,7 @@ class LeafDataset(SavableDataset):
     part_filter: PartFilter = None
     sample_type: type[Any] | None = None
     trusted_modules: tuple[str, ...] = ()
-    aux: Mapping[str, AuxReference] = field(default_factory=dict[str, AuxReference])
+    aux: Mapping[str, Any] = field(default_factory=dict[str, Any])
     definition: SampleDefinition | None = None
     place: Place = field(default=Place("LeafDataset"), compare=False, repr=False)
     checked: CheckResult = field(default_factory=CheckResult, init=False, compare=False, repr=False)
@@ -184,7 +184,7 @@ class LeafDataset(SavableDataset):
 
     def cook(self, leaf: Resolved, cache_pool: CachePool | None) -> HookSpec | None:
         """Return the hook that turns its crude samples into typed ones. See `cooking`."""
-        return cooking(self.task_encoder, leaf, self.aux, self.path, cache_pool)
+        return extension(COOKING)(self.task_encoder, leaf, self.aux, self.path, cache_pool)
 
     def resolve(self, *, whole: bool = False) -> ResolvedLeaf:
         """Read the dataset's configuration and open its index.
@@ -206,7 +206,7 @@ class LeafDataset(SavableDataset):
             leaf = self if pinned == self.path else replace(self, path=pinned)
             content = open_leaf(leaf, whole)
             definition = content.definition
-            check_aux_has_a_cooker(self.aux, self.path, definition.sample_type)
+            extension(CHECK_AUX)(self.aux, self.path, definition.sample_type)
         return ResolvedLeaf(
             source=content.source,
             sample_type=definition.sample_type,

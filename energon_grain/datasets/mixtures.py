@@ -18,7 +18,6 @@ from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from energon_grain.datasets.dataset import SavableDataset, check_dataset, put
 from energon_grain.datasets.lowering import IndexPart, LanePart, LeafPart, Lowering, Part
@@ -28,6 +27,7 @@ from energon_grain.samplers.epochized_blend import EpochizedBlend
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.hashing import fold
 from energon_grain.samplers.routing import Concat, Router, RouteTree
+from energon_grain.samplers.weights import Anchor, LaneStart, Smooth
 from energon_grain.stream.extensions import BLEND_BY_COST, extension
 from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.lanes import Item, Items, Lane, LaneOperator, Reference, State
@@ -45,9 +45,11 @@ class AmendedAt:
 
     Attributes:
         number: Number of the amendment in its run.
+        smooth: Whether it carries on the divisions of the segment before it, see `samplers.blend`.
     """
 
     number: int
+    smooth: bool = False
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -256,7 +258,7 @@ class ConcatDataset(SavableDataset):
 def amended_blend(
     blend: BlendDataset,
     datasets: tuple[SavableDataset, ...],
-    schedule: tuple[tuple[int | AmendedAt, tuple[Weight, ...]], ...],
+    schedule: tuple[tuple[int | AmendedAt | Anchor, tuple[Weight, ...]], ...],
 ) -> BlendDataset:
     """Return the same blend over a whole run: all children that it ever had, and the weights of each segment."""
     amended = copy.copy(blend)
@@ -264,11 +266,12 @@ def amended_blend(
     return amended
 
 
-def _start(start: int | AmendedAt, to: Lowering, width: int = 1) -> int | npt.NDArray[np.int64]:
+def _start(start: int | AmendedAt | Anchor, to: Lowering, width: int = 1) -> LaneStart:
     """Return the start of a segment, for a blend that chooses once for `width` positions."""
     if isinstance(start, AmendedAt):
-        return StepBlend.shared_rounds(to.begins[start.number], width)
-    return start // width
+        rounds = StepBlend.shared_rounds(to.begins[start.number], width)
+        return Smooth(rounds) if start.smooth else rounds
+    return start if isinstance(start, Anchor) else start // width
 
 
 def _endless(parts: Sequence[IndexPart], router: Router, mixture: dict[str, Any]) -> IndexPart:

@@ -28,6 +28,7 @@ from energon_grain.formats.columnar_header import (
     read_header,
 )
 from energon_grain.formats.commit_journal import finish_interrupted_prepare
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.formats.nv_meta import (
     INDEX_SQLITE,
     INDEX_UUID,
@@ -38,7 +39,6 @@ from energon_grain.formats.nv_meta import (
 )
 from energon_grain.storage.byte_store import ByteStore
 from energon_grain.storage.digests import DIGESTS_JSON, KnownDigests
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.remote import Mirror, ObjectClient, has_lists, mirror_of, remote_files, shared_client
 from energon_grain.storage.settings import storage_settings

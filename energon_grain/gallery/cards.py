@@ -102,6 +102,7 @@ class Contents:
         datasets: Their datasets.
         columns: Histograms.
         classes: Counts by class, of the samples of the step or of evenly spread samples; None: no class part.
+        heading: Heading of the samples where others are beside them; "": the step.
     """
 
     title: str
@@ -111,6 +112,27 @@ class Contents:
     datasets: tuple[Dataset, ...]
     columns: tuple[Column, ...]
     classes: ClassCounts | None
+    heading: str = ""
+
+
+def gather_named(
+    spec: StreamSpec, chosen: Sequence[tuple[int, int, str]], *, title: str, heading: str, most_bytes: int
+) -> Contents:
+    """Read given samples of a compiled dataset: number of the leaf, index in it, and a text about each.
+
+    The other arguments and errors are those of `gather`; `heading` names these samples where others are beside them.
+    """
+    of_leaf = {number: [index for leaf, index, _ in chosen if leaf == number] for number in range(len(spec.leaves))}
+    return Contents(
+        title=title,
+        subtitle=f"{len(chosen):,} {heading.lower()}",
+        step=None,
+        cards=tuple(_cards(spec.leaves, chosen, most_bytes)),
+        datasets=tuple(_datasets(spec, _shares(spec, 0), of_leaf)),
+        columns=(),
+        classes=None,
+        heading=heading,
+    )
 
 
 def gather(

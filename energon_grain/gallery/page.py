@@ -45,7 +45,7 @@ def page(contents: Contents, beside: Contents | None = None) -> str:
 def _filled(both: Sequence[Contents], parts: dict[str, int]) -> str:
     contents, title = both[0], both[0].title
     if len(both) > 1:
-        title = f"{title}, beside step {both[1].step:,}"
+        title = f"{title}, beside {both[1].heading.lower() or f'step {both[1].step:,}'}"
     template = resources.files("energon_grain.gallery").joinpath("page.html").read_text(encoding="utf-8")
     [script] = re.findall(r"<script>(.*?)</script>", template, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -135,7 +135,7 @@ def _cards(both: Sequence[Contents], parts: dict[str, int], files: _Files) -> It
         return
     sides = [" left", " right"]
     for side, contents in zip(sides, both, strict=True):
-        yield f'<h2 class="step{side}">Step {contents.step:,}</h2>'
+        yield f'<h2 class="step{side}">{_text(contents.heading or f"Step {contents.step:,}")}</h2>'
     for row in zip_longest(*(contents.cards for contents in both)):
         for side, contents, card in zip(sides, both, row, strict=True):
             if card is not None:

@@ -50,36 +50,63 @@ def which(run: Run, now: Progress, step: int, *, dropped: bool) -> StepSamples:
     """
     if step < 0:
         raise StateError(f"step {step}: steps are counted 0, 1, 2, …")
-    return _Question(run, now, step, dropped).answer()
+    return Question(run, now, step, dropped).answer()
+
+
+def which_of_steps(run: Run, now: Progress, steps: Sequence[int], *, dropped: bool) -> dict[int, StepSamples]:
+    """As `which`, for several steps. Where steps have to be made again, all of them are found in one walk."""
+    ordered = sorted(set(steps))
+    if not ordered or ordered[0] < 0:
+        raise StateError(f"steps {ordered[:1]}: expected at least one step; steps are counted 0, 1, 2, …")
+    question = Question(run, now, ordered[-1], dropped, earlier=tuple(ordered[:-1]))
+    if question.is_arithmetic(ordered[0]):
+        return {step: which(run, now, step, dropped=dropped) for step in ordered}
+    return question.answers()
+
+
+def is_arithmetic(run: Run, now: Progress, step: int, *, dropped: bool) -> bool:
+    """Whether the samples of a step, and of all later ones, follow from arithmetic."""
+    return Question(run, now, step, dropped).is_arithmetic(step)
 
 
 @dataclass(slots=True, eq=False)
-class _Question:
-    """A request for the samples of a step. The fields are the arguments of `which`."""
+class Question:
+    """A request for the samples of a step, and perhaps of earlier ones. The other fields are arguments of `which`."""
 
     run: Run
     now: Progress
     step: int
     dropped: bool
+    earlier: tuple[int, ...] = ()
+
+    @property
+    def first(self) -> int:
+        """The first step that is asked for."""
+        return self.earlier[0] if self.earlier else self.step
 
     def answer(self) -> StepSamples:
+        """The samples of the one step."""
+        return self._arithmetic() if self.is_arithmetic(self.step) else self.answers()[self.step]
+
+    def answers(self) -> dict[int, StepSamples]:
+        """The samples of all steps, from a walk through the run."""
         spec = self.run.spec
-        if self._is_arithmetic():
-            return self._arithmetic()
         self._check_hosts()
         if spec.program is not None and _hides(spec.program.root.reference_form):
             raise StateError(
                 f"which({self.step}): a stream-to-stream function (IterMapDataset) makes items of this dataset, and "
                 f"only the function knows their samples; the `__sources__` of delivered items may show them"
             )
-        start = self._at() if _balanced(spec) and self.step >= self.now.history[0][0] else self._nearest()
+        alone = _balanced(spec) and not self.earlier and self.step >= self.now.history[0][0]
+        start = self._at() if alone else self.nearest()
         since = self.run.since
         unknown = since if since is not None and start[0].step < since.step else None
         keys = self._by_positions(start, unknown)
         if keys is not None:
-            return self._records(keys)
-        found = self._records(self._by_reading(start, unknown))
-        found.read = True
+            return {step: self._records(entries) for step, entries in keys.items()}
+        found = {step: self._records(entries) for step, entries in self._by_reading(start, unknown).items()}
+        for samples in found.values():
+            samples.read = True
         return found
 
     def _check_hosts(self) -> None:
@@ -91,31 +118,31 @@ class _Question:
                 f"call this there"
             )
 
-    def _is_arithmetic(self) -> bool:
-        """Whether the current place and arithmetic suffice."""
-        if self.run.spec.program is not None or _filtered(self.run.spec):
+    def is_arithmetic(self, first: int) -> bool:
+        """Whether the current place and arithmetic suffice, from a step on."""
+        if self.run.spec.program is not None or is_filtered(self.run.spec):
             return False
-        if self.now.drops.any() or self.step < self.now.history[0][0]:
+        if self.now.drops.any() or first < self.now.history[0][0]:
             return False
         return not (_balanced(self.run.spec) and self.dropped)
 
-    def _by_positions(self, start: list[Progress], unknown: Progress | None) -> list[Entry] | None:
-        """One entry per item, without reading; None: positions do not suffice."""
+    def _by_positions(self, start: list[Progress], unknown: Progress | None) -> dict[int, list[Entry]] | None:
+        """One entry per item of each step, without reading; None: positions do not suffice."""
         program = self.run.spec.program
-        if program is None or self.dropped or self.now.drops.any() or _looks(self.run.spec):
+        if program is None or self.dropped or self.now.drops.any() or inspects_samples(self.run.spec):
             return None
         if unknown is not None and any(feed.finite for feed in program.feeds):
             return None
         return self._replayed(start, check=unknown, read=False)
 
-    def _by_reading(self, start: list[Progress], unknown: Progress | None) -> list[Entry]:
-        """One entry per item, of steps that are made again."""
+    def _by_reading(self, start: list[Progress], unknown: Progress | None) -> dict[int, list[Entry]]:
+        """One entry per item of each step, from steps that are made again."""
         # Batch sizes before the history are unknown, but they led to a known place.
         check = unknown if unknown is not None and start[0].step < unknown.history[0][0] else None
         keys = self._replayed(start, check=check, read=True)
         if keys is None:
             raise StateError(
-                f"which({self.step}): the batches before step {self._segments()[0][0]} were cut differently than now "
+                f"which({self.step}): the batches before step {self.segments()[0][0]} were cut differently than now "
                 f"(batch size, limit, last_batch, number of hosts), or hooks do not return the same results as before; "
                 f"call this on a stream just restored from a state before step {self.step}, with the settings of then"
             )
@@ -205,12 +232,12 @@ class _Question:
             drawn += own
         return items, hosts, drawn
 
-    def _nearest(self) -> list[Progress]:
+    def nearest(self) -> list[Progress]:
         """The nearest place before a step that is known on all hosts, for each of them."""
         run = self.run
         since = [] if run.since is None else [run.since]
         places = [*run.saved, self.now, *since] if run.share.hosts == 1 else since
-        nearest = max((each for each in places if each.step <= self.step), key=lambda each: each.step, default=None)
+        nearest = max((each for each in places if each.step <= self.first), key=lambda each: each.step, default=None)
         if nearest is None:
             return self._beginning()
         if run.share.hosts == 1:
@@ -234,10 +261,10 @@ class _Question:
             )
         if self.run.spec.program is not None:
             self.run.share.require_whole_lanes("items of this dataset are formed in lanes")
-        history = ((0, 0, 0, 0, self._segments()[0][4]),)
+        history = ((0, 0, 0, 0, self.segments()[0][4]),)
         return [Progress(drops=np.zeros(host.local_lanes, np.int64), history=history) for host in self._hosts()]
 
-    def _segments(self) -> list[Segment]:
+    def segments(self) -> list[Segment]:
         """Known batch sizes."""
         known = {
             segment[0]: segment
@@ -247,22 +274,22 @@ class _Question:
         }
         return [known[step] for step in sorted(known)]
 
-    def _replayed(self, start: list[Progress], *, check: Progress | None, read: bool) -> list[Entry] | None:
-        """One entry per item of the step; None: the steps do not lead to the place `check`."""
-        segments = self._segments()
+    def _replayed(self, start: list[Progress], *, check: Progress | None, read: bool) -> dict[int, list[Entry]] | None:
+        """One entry per item of each step; None: the steps do not lead to the place `check`."""
+        segments = self.segments()
         self._require_near(start[0].step, segments, check, read=read)
         walk = Walk(self.run, segments, self._skipped(), read=read)
         share = self.run.share
-        found: list[Entry] | None = None
+        wanted, found = {self.step, *self.earlier}, dict[int, list[Entry]]()
         for places, made in walk.behind_steps(start):
             place = places[share.host if len(places) == share.hosts else 0]
-            if made is not None and place.step == self.step + 1:
-                found = [entry for each in made for entry in each]
+            if made is not None and place.step - 1 in wanted:
+                found[place.step - 1] = [entry for each in made for entry in each]
             if check is not None:
                 if place.step > check.step:
                     return None
-                check = None if _same(place, check, lanes=len(places) == share.hosts) else check
-            if found is not None and check is None:
+                check = None if same_place(place, check, lanes=len(places) == share.hosts) else check
+            if self.step in found and check is None:
                 return found
         raise AssertionError
 
@@ -282,12 +309,13 @@ class _Question:
     def _skipped(self) -> dict[int, int]:
         """Number of skipped steps, by the first of them. Raises StateError if this step was skipped."""
         skipped = () if self.run.spec.program is not None or _balanced(self.run.spec) else self.now.skipped
-        if any(first <= self.step < first + steps for first, steps in skipped):
-            raise StateError(f"which({self.step}): the step was skipped (`skip`), and none of its samples were read")
+        for step in (*self.earlier, self.step):
+            if any(first <= step < first + steps for first, steps in skipped):
+                raise StateError(f"which({step}): the step was skipped (`skip`), and none of its samples were read")
         return dict(skipped)
 
 
-def _same(place: Progress, other: Progress, *, lanes: bool) -> bool:
+def same_place(place: Progress, other: Progress, *, lanes: bool) -> bool:
     """Whether two places are equal. `lanes`: they are of the same lanes, too."""
     numbers = ("step", "pass_number", "pass_step", "item")
     if any(getattr(place, name) != getattr(other, name) for name in numbers):
@@ -300,15 +328,15 @@ def _balanced(spec: StreamSpec) -> bool:
     return spec.batch is not None and spec.batch.placing is not None
 
 
-def _filtered(spec: StreamSpec) -> bool:
+def is_filtered(spec: StreamSpec) -> bool:
     """Whether samples are filtered where they are read."""
     return any(hook.filters for hook in spec.stage_hooks())
 
 
-def _looks(spec: StreamSpec) -> bool:
+def inspects_samples(spec: StreamSpec) -> bool:
     """Whether items depend on the contents of samples."""
     assert spec.program is not None
-    return _filtered(spec) or _inspects_items(spec.program.root)
+    return is_filtered(spec) or _inspects_items(spec.program.root)
 
 
 def _inspects_items(operator: LaneOperator) -> bool:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from energon_grain.datasets.aux_stores import read_aux
+from energon_grain.cooking.aux_stores import read_aux
 from energon_grain.errors import ConfigError
 from energon_grain.formats.class_ref import ClassRef
 from energon_grain.formats.data_files import one_text

@@ -59,6 +59,8 @@ _LARGEST_WINDOW = 1 << 60
 _HEAD = 3
 """Numbers in a carry before those of children: position, largest cost so far, halvings of the next window."""
 _HALVINGS = 5
+_LAST = 1 << 62
+"""Positions are below."""
 _NOTHING = 1 << 20
 """Consecutive items without cost after which a child counts as having no cost at all."""
 
@@ -155,6 +157,30 @@ class CostBlend:
             child[places], below[places] = labels[here], positions[here]
             done = until
         return child, below
+
+    def position_of(self, child: npt.NDArray[np.int32], below: Int64Array) -> Int64Array:
+        """See `InvertibleRouter`. Merges all windows between the nearest known carry and the positions."""
+        found = np.full(len(below), -1, np.int64)
+        for number in np.unique(child).tolist():
+            places = np.flatnonzero(child == number)
+            places = places[np.argsort(below[places], kind="stable")]
+            self._find(number, below[places], places, found)
+        return found
+
+    def _find(self, child: int, below: Int64Array, places: npt.NDArray[np.intp], found: Int64Array) -> None:
+        """Write the positions of ascending positions of a child into `found`, at `places`."""
+        end = _LAST if self.weights[-1][child] else self.starts[-1]
+        done = 0
+        while done < len(below):
+            first = int(below[done])
+            window = self._fold.first_past(lambda carry: self.counts(carry)[child] > first, end)  # noqa: B023 (now)
+            if window is None:
+                return
+            start, (labels, positions) = window
+            own = np.flatnonzero(labels == child)
+            until = done + int(np.searchsorted(below[done:], positions[own[-1]], side="right"))
+            found[places[done:until]] = start + own[np.searchsorted(positions[own], below[done:until])]
+            done = until
 
     def anchor(self, position: int) -> Carry:
         return self._fold.anchor(position)

@@ -34,6 +34,7 @@ from energon_grain.task_encoder import TaskEncoder, mapped, overridden_hook, own
 _logger = logging.getLogger("energon_grain")
 _FOLDS_KEPT = 4
 _DEFAULT_WINDOW = 16_384
+_NO_POSITIONS = np.empty(0, np.int64)
 
 
 @public
@@ -375,6 +376,54 @@ class PlannedPacks:
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return Draws.joined(parts)[back]
+
+    def find(self, position: int) -> list[tuple[int, int]]:
+        """Return the packs with a sample, by its position in the child's stream: (position of the pack, place in it).
+
+        Several if the sample is split, none if it is larger than a pack and dropped. Plans all windows between the
+        nearest known carry and the sample.
+        """
+        pass_number = 0 if self.child.passes is None else self.child.passes.epoch_at(position)
+        at = position - self.child.start(pass_number)
+        found = self._fold(pass_number).first_past(lambda carry: carry[1] > at and at not in carry[2:], 1 << PASS_BITS)
+        if found is None:
+            return []
+        first, window = found
+        members = np.flatnonzero(window.positions == position)
+        packs = np.searchsorted(window.packs.cuts, members, side="right") - 1
+        places = members - window.packs.cuts[packs]
+        begin = (pass_number << PASS_BITS) + first
+        return [(begin + pack, place) for pack, place in zip(packs.tolist(), places.tolist(), strict=True)]
+
+    def taken(self, position: int) -> tuple[int, Int64Array, Int64Array]:
+        """Return the child's positions of the current pass that the packs before a position contain.
+
+        Returns:
+            A position below which all are in them, except those returned second; and those from it on. Samples that
+            are larger than a pack and dropped count as contained.
+        """
+        pass_number, item = divmod(position, 1 << PASS_BITS)
+        if not item:
+            return self.child.start(pass_number), _NO_POSITIONS, _NO_POSITIONS
+        carry = self._fold(pass_number).anchor(item)
+        start, (first, at, *carried) = self.child.start(pass_number), carry
+        packs = (pass_number << PASS_BITS) + np.arange(first, item)
+        members = np.unique(self._positions(packs))
+        held = np.setdiff1d(start + np.array(carried, np.int64), members)
+        return start + at, held, members[members >= start + at]
+
+    def _positions(self, packs: Int64Array) -> Int64Array:
+        """Return the child's positions of all members of packs in one pass."""
+        found: list[Int64Array] = [_NO_POSITIONS]
+        done = 0
+        while done < len(packs):
+            pass_number, item = divmod(int(packs[done]), 1 << PASS_BITS)
+            first, end, window = self._fold(pass_number).plan_at(item)
+            until = min(len(packs), done + end - item)
+            cuts = window.packs.cuts[[item - first, item - first + until - done]]
+            found.append(window.positions[cuts[0] : cuts[1]])
+            done = until
+        return np.concatenate(found)
 
     def _drawn(self, window: _Window, packs: Int64Array, numbers: Int64Array) -> Draws:
         """Return the draws of some packs of a window."""

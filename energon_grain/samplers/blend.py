@@ -20,24 +20,30 @@ for 100). The boundary between two passes over a leaf inside a blend is inexact 
 With a *schedule*, the weights change at given positions of this blend. Each segment starts new runs at each lane's next
 round, and each child continues at its position. A weight may be 0 inside a segment.
 
+Each such start has new phases, so after many of them the counts of children have made a random walk. A *smooth* segment
+begins at the end of each lane's run of 4, at most 3 rounds later, and continues the divisions. The next phase of a node
+is floor(T' * (2 c + 1) / 512), where c = floor(256 * ((A * r + phi) mod T) / T), 8 bits, is the remainder of its last
+division. So no error adds up (about 20 items after 500 changes).
+
 Source of the split: Bresenham's line, as in error diffusion; lanes by Hermite's identity.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import StateError
 from energon_grain.samplers.columns import Array
-from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.routing import Routes
-from energon_grain.samplers.share_tree import RUN, ShareTree, lane_phases, permute_run
-from energon_grain.samplers.weights import LaneSchedule, integer_weights
+from energon_grain.samplers.segment import Segment, segment_key
+from energon_grain.samplers.weights import Anchor, LaneSchedule, LaneStart, Smooth, Weight, integer_weights
 
-_SEGMENT, _RUN = fold("segment"), fold("run")
+_KEPT = 128  # segments whose tables, some 10 KB each, a running blend keeps at least
 
 
 class Blend:
@@ -46,55 +52,132 @@ class Blend:
     Args:
         schedule: `[(start, weights), ...]`: a weight for each child, which may be 0, but not in all segments. Decimal
             text has its exact value. `start` is a position of this blend (the first is 0), or the first round of the
-            segment in each lane, int64 (L,). A segment that starts before an earlier one in a lane replaces it there.
-            A later segment may have more children than earlier ones.
+            segment in each lane, int64 (L,), also as `Smooth`; or an `Anchor`, as the first. A segment that starts
+            before an earlier one in a lane replaces it there. A later segment may have more children than earlier ones.
         lanes: L.
         key: 64-bit key, `fold(seed, node key, ...)`.
 
     Attributes:
         lanes: L.
         weights: integer weights of each segment.
-        starts: first position of each segment; of one that begins at a round of each lane, the least.
 
     Raises:
         ConfigError: a weight would round to zero.
     """
 
-    __slots__ = ("_firsts", "_latest", "_segments", "lanes", "starts", "weights")
+    __slots__ = ("_before", "_firsts", "_key", "_latest", "_number", "_schedule", "_segments", "lanes", "weights")
 
     preserves_runs: ClassVar[bool] = False
 
     def __init__(self, schedule: LaneSchedule, *, lanes: int, key: int) -> None:
-        self.lanes = lanes
+        self.lanes, self._key = lanes, key
         self.weights = tuple(integer_weights(weights) for _, weights in schedule)
-        firsts = np.stack([lane_rounds(start, lanes) for start, _ in schedule])
-        # A segment that an amendment overtook has no rounds in the lanes where it had not begun.
-        self._firsts = np.minimum.accumulate(firsts[::-1])[::-1]
-        self._latest = self._firsts.max(axis=1)
-        self.starts = tuple(int((first * lanes + np.arange(lanes)).min()) for first in self._firsts)
-        self._segments: list[_Segment] = []
-        for number, (first, integers) in enumerate(zip(self._firsts, self.weights, strict=True)):
-            counts = np.zeros((len(integers), lanes), dtype=np.uint64)
-            if self._segments:
-                before = self.counts_at(first)
-                counts[: len(before)] = before
-            self._segments.append(
-                _Segment(ShareTree(len(integers)), integers, first, counts, _segment_key(key, number))
-            )
+        self._schedule = [(start, weights) for (start, _), weights in zip(schedule, self.weights, strict=True)]
+        self._before: Blend | None = None  # what is before an anchor, once it is asked for
+        self._number = 0  # of segments before an anchor
+        self._firsts = np.zeros((len(schedule), lanes), np.int64)  # first round of each segment in each lane
+        self._latest = np.zeros(len(schedule), np.int64)  # the greatest of them
+        self._segments: list[Segment] = []
+        for start, weights in self._schedule:
+            self._append(start, weights)
+
+    def amended(self, start: LaneStart, weights: Sequence[Weight]) -> Blend:
+        """Return this blend with another segment. Both share the segments before it. Raises as the constructor."""
+        blend, integers = copy.copy(self), integer_weights(weights)
+        gone = len(self._segments) - _KEPT if len(self._segments) >= 2 * _KEPT else 0
+        schedule = self._schedule[gone:]
+        if gone:  # they are made again if asked for old positions
+            schedule[0] = self.anchor(self._number + gone, self._schedule[:gone]), schedule[0][1]
+            blend._number, blend._before = self._number + gone, None
+        blend.weights = (*self.weights[gone:], integers)
+        blend._schedule = [*schedule, (start, integers)]
+        blend._firsts = np.concatenate([self._firsts[gone:], np.zeros((1, self.lanes), np.int64)])
+        blend._latest = np.append(self._latest[gone:], 0)
+        blend._segments = self._segments[gone:]
+        blend._append(start, integers)
+        return blend
+
+    def _append(self, start: LaneStart, weights: tuple[int, ...]) -> None:
+        number, phases = len(self._segments), None
+        first = lane_rounds(start, self.lanes)
+        counts = np.zeros((len(weights), self.lanes), dtype=np.uint64)
+        last = self._segments[-1] if number else None
+        if isinstance(start, Anchor):
+            self._number, before, phases = start.number, start.counts.view(np.uint64), start.phases
+        elif isinstance(start, Smooth) and last is not None and last.goes_on(first, counts):
+            first = last.ends_run(first)
+            before, phases = last.carried(first)
+        else:
+            before = counts[:0] if last is None else self.counts_at(first)
+        counts[: len(before)] = before
+        self._firsts[number], self._latest[number] = first, first.max()
+        # A segment that this one overtakes has no rounds in the lanes where it had not begun.
+        for earlier in range(number - 1, -1, -1):
+            if (self._firsts[earlier] <= first).all():
+                break
+            self._firsts[earlier] = np.minimum(self._firsts[earlier], first)
+            self._latest[earlier] = self._firsts[earlier].max()
+        key = segment_key(self._key, self._number + number)
+        self._segments.append(Segment(weights, first, counts, key, phases))
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """First position of each segment; of one that begins at a round of each lane, the least."""
+        return tuple((self._firsts * self.lanes + np.arange(self.lanes)).min(axis=1).tolist())
+
+    def anchor(self, number: int, earlier: LaneSchedule = ()) -> Anchor:
+        """Return a start for segment `number` by which a blend goes on without `earlier`, the segments before it."""
+        return self._segments[number - self._number].anchor(number, earlier)
+
+    def _past(self) -> Blend:
+        """The segments before an anchor. Raises StateError if they are not known."""
+        if self._before is None:
+            start, _ = self._schedule[0]
+            if not isinstance(start, Anchor) or not start.earlier:
+                raise StateError(
+                    "the state has only the last changes of the mixture, and this step, or a sample that a lane holds, "
+                    "is from before them. States of save_state_rank and save_state_global and checkpoints have all"
+                )
+            self._before = Blend(start.earlier, lanes=self.lanes, key=self._key)
+        return self._before
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
-        """Return the child and the child position at each position (at least 0, any order)."""
+        """Return the child and the child position at each position (at least 0, any order).
+
+        Raises StateError for positions before an `Anchor` without `earlier`.
+        """
         rounds = position // self.lanes
         lane = position - rounds * self.lanes
-        if len(self._segments) == 1 or (rounds.size and rounds.min() >= self._latest[-1]):
+        if len(self._segments) + self._number == 1 or (rounds.size and rounds.min() >= self._latest[-1]):
             return self._segments[-1].route(lane, rounds)
         child = np.empty(position.size, dtype=np.int32)
         below = np.empty(position.size, dtype=np.int64)
         segment = self._segment_of(rounds, lane)
         for number in np.unique(segment):
             here = np.flatnonzero(segment == number)
-            child[here], below[here] = self._segments[number].route(lane[here], rounds[here])
+            if number < 0:
+                child[here], below[here] = self._past().route(position[here])
+            else:
+                child[here], below[here] = self._segments[number].route(lane[here], rounds[here])
         return child, below
+
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`. A child without weight from some segment on has no further positions."""
+        rank = below // self.lanes
+        lane = below - rank * self.lanes
+        position = np.full(below.size, -1, dtype=np.int64)
+        left = np.arange(below.size)
+        for segment in reversed(self._segments):  # the last one that begins before a round holds it
+            if left.size:
+                begun = segment.has_begun(child[left], lane[left], rank[left])
+                here = left[begun]
+                here = here[segment.has_weight(child[here])]
+                rounds = segment.round_of(child[here], lane[here], rank[here])
+                position[here] = rounds * self.lanes + lane[here]
+                left = left[~begun]
+        if left.size and self._number:
+            position[left] = self._past().position_of(child[left], below[left])
+        return position
 
     def counts_at(self, rounds: npt.NDArray[np.int64]) -> Array:
         """Give how often each lane has each child before round `rounds[l]` of lane l, uint64 (children, L)."""
@@ -102,118 +185,38 @@ class Blend:
         segment = self._segment_of(rounds, lanes)
         counts = np.zeros((len(self._segments[-1].before), self.lanes), dtype=np.uint64)
         for number in np.unique(segment):
-            one, here = self._segments[number], segment == number
-            own = one.before + one.counts(np.where(here, rounds - self._firsts[number], 0))
+            here = segment == number
+            if number < 0:
+                own = self._past().counts_at(np.where(here, rounds, 0))
+            else:
+                one = self._segments[number]
+                own = one.before + one.counts(np.where(here, rounds - self._firsts[number], 0))
             counts[: len(own), here] = own[:, here]
         return counts
 
+    def next_cut(self, position: int) -> int:
+        """The position itself; see `CutRouter`."""
+        return position
+
     def _segment_of(self, rounds: npt.NDArray[np.int64], lane: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Number of the segment of each round: the last one made so far that begins at or before it in its lane."""
+        """Number of the segment of each round: the last one made so far that begins at or before it in its lane.
+
+        -1: it is before an anchor.
+        """
         last = len(self._segments) - 1
         # Those that have begun in all lanes by then, and then one by one the few that have begun in this lane.
         segment = np.searchsorted(self._latest[: last + 1], rounds, side="right") - 1
         segment = np.maximum(segment, 0)
         while (later := (segment < last) & (self._firsts[np.minimum(segment + 1, last), lane] <= rounds)).any():
             segment += later
-        return segment
+        return np.where(rounds < self._firsts[0, lane], -1, segment) if self._number else segment
 
 
-def lane_rounds(start: int | npt.NDArray[np.int64], lanes: int) -> npt.NDArray[np.int64]:
+def lane_rounds(start: LaneStart, lanes: int) -> npt.NDArray[np.int64]:
     """The first round of each lane at or after a position, int64 (lanes,); rounds of lanes as they are."""
-    if isinstance(start, np.ndarray):
-        return start
-    return (start - np.arange(lanes) + lanes - 1) // lanes
-
-
-class _Segment:
-    """Rounds with one set of weights."""
-
-    __slots__ = ("_first", "_key", "_left", "_phase", "_total", "_tree", "before", "lanes")
-
-    def __init__(
-        self, tree: ShareTree, weights: Sequence[int], first: npt.NDArray[np.int64], counts: Array, key: int
-    ) -> None:
-        self.lanes = first.size
-        self._tree, self._key = tree, key
-        self._first = first  # first round of the segment in each lane, (L,)
-        self.before = counts  # rounds of each child and lane before the segment, (K, L)
-        before = np.concatenate([[0], np.cumsum(weights)]).astype(np.uint64)
-        self._left = before[tree.middle] - before[tree.low]
-        self._total = np.maximum(before[tree.high] - before[tree.low], np.uint64(1))
-        phases = lane_phases(key, len(tree), self.lanes)
-        self._phase = phases * self._total[:, None] // np.uint64(self.lanes)  # (nodes, L)
-
-    def route(self, lane: npt.NDArray[np.int64], rounds: npt.NDArray[np.int64]) -> Routes:
-        """Return child and child position of rounds of lanes."""
-        if not lane.size:
-            return np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64)
-        rounds = rounds - self._first[lane]
-        run = rounds // RUN
-        lowest, highest = int(run.min()), int(run.max())
-        if (
-            highest - lowest + 1
-        ) * self.lanes <= 2 * lane.size + 8 * self.lanes:  # nearly all runs in between are requested
-            which = (run - lowest) * self.lanes + lane
-            each = np.arange(lowest * self.lanes, (highest + 1) * self.lanes)
-        else:
-            each, which = np.unique(run * self.lanes + lane, return_inverse=True)
-        label, rank = self._runs(each % self.lanes, (each // self.lanes).view(np.uint64))
-        slot = rounds - run * RUN
-        child = label[slot, which]
-        rank = rank[slot, which] + self.before[child, lane]
-        return child.astype(np.int32), rank.view(np.int64) * self.lanes + lane
-
-    def counts(self, rounds: npt.NDArray[np.int64]) -> Array:
-        """Return how often each lane has each child among its first `rounds` (L,) rounds, uint64 (K, L)."""
-        lanes = np.arange(self.lanes)
-        whole = rounds // RUN
-        at = np.zeros((len(self._tree), self.lanes), dtype=np.uint64)
-        at[0] = (whole * RUN).view(np.uint64)
-        counts = np.zeros_like(self.before)
-        for node in range(len(self._tree)):
-            if self._tree.left[node] == node:
-                counts[self._tree.low[node]] = at[node]
-                continue
-            to_left, _ = self._share(np.full(self.lanes, node), lanes, at[node])
-            at[self._tree.left[node]], at[self._tree.right[node]] = to_left, at[node] - to_left
-        label, _ = self._runs(lanes, whole.view(np.uint64))
-        for slot in range(RUN):
-            cut = np.flatnonzero(rounds - whole * RUN > slot)
-            counts[label[slot, cut], cut] += np.uint64(1)
-        return counts
-
-    def _runs(self, lane: npt.NDArray[np.int64], run: Array) -> tuple[npt.NDArray[np.int64], Array]:
-        """Return label and rank of the rounds of runs of lanes, (4, runs) each."""
-        lanes = np.tile(lane, RUN)
-        rounds = (run * np.uint64(RUN) + np.arange(RUN, dtype=np.uint64)[:, None]).reshape(-1)
-        node = np.zeros(lanes.size, dtype=np.int64)
-        for _ in range(self._tree.depth):
-            to_left, is_left = self._share(node, lanes, rounds)
-            rounds = np.where(is_left, to_left, rounds - to_left)
-            node = np.where(is_left, self._tree.left[node], self._tree.right[node])
-        shape = (RUN, lane.size)
-        key = fold_array(self._key, _RUN, lane.view(np.uint64), run)
-        return permute_run(self._tree.low[node].reshape(shape), rounds.reshape(shape), key)
-
-    def _share(
-        self, node: npt.NDArray[np.int64], lane: npt.NDArray[np.int64], rounds: Array
-    ) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """Return how many of a lane's first rounds at a node go left, and whether the round after them does."""
-        left, total = self._left[node], self._total[node]
-        whole = None
-        if int(rounds.max()) >> 32:  # left * rounds could overflow: remove whole periods of `total` rounds
-            whole = rounds // total
-            rounds = rounds - whole * total
-        sum_ = left * rounds + self._phase[node, lane]
-        to_left = sum_ // total
-        is_left = sum_ - to_left * total >= total - left
-        return (to_left if whole is None else to_left + whole * left), is_left
-
-
-def _segment_key(key: int, number: int) -> int:
-    result = fold_array(key, _SEGMENT, number)
-    assert isinstance(result, int)
-    return result
+    if isinstance(start, int):
+        return (start - np.arange(lanes) + lanes - 1) // lanes
+    return start if isinstance(start, np.ndarray) else start.rounds
 
 
 class StepBlend:
@@ -229,10 +232,9 @@ class StepBlend:
     Attributes:
         lanes: L.
         weights: integer weights of each segment.
-        starts: first position of each segment.
     """
 
-    __slots__ = ("_blend", "_width", "lanes", "starts", "weights")
+    __slots__ = ("_blend", "_width", "lanes", "weights")
 
     preserves_runs: ClassVar[bool] = False
 
@@ -241,12 +243,31 @@ class StepBlend:
         self._width = width
         self.lanes = blend.lanes * width
         self.weights = blend.weights
-        self.starts = tuple(start * width for start in blend.starts)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """First position of each segment."""
+        return tuple(start * self._width for start in self._blend.starts)
+
+    def amended(self, start: npt.NDArray[np.int64] | Smooth, weights: Sequence[Weight]) -> StepBlend:
+        """See `Blend.amended`. The start is a round of each of the L lanes."""
+        rounds = self.shared_rounds(lane_rounds(start, self.lanes), self._width)
+        inner = self._blend.amended(Smooth(rounds) if isinstance(start, Smooth) else rounds, weights)
+        return StepBlend(inner, width=self._width)
+
+    def anchor(self, number: int, earlier: LaneSchedule = ()) -> Anchor:
+        """See `Blend.anchor`, for L div width lanes."""
+        return self._blend.anchor(number, earlier)
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return the child and the child position at each position (at least 0, any order)."""
         child, step = self._blend.route(position // self._width)
         return child, step * self._width + position % self._width
+
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`."""
+        step = self._blend.position_of(child, below // self._width)
+        return np.where(step < 0, -1, step * self._width + below % self._width)
 
     def counts_at(self, rounds: npt.NDArray[np.int64]) -> Array:
         """Give how often each lane has each child before round `rounds[l]` of lane l, uint64 (children, L).
@@ -254,6 +275,10 @@ class StepBlend:
         Lanes that share a choice count up to the latest of their rounds.
         """
         return np.repeat(self._blend.counts_at(self.shared_rounds(rounds, self._width)), self._width, axis=1)
+
+    def next_cut(self, position: int) -> int:
+        """The next multiple of the width; see `CutRouter`."""
+        return -(-position // self._width) * self._width
 
     @staticmethod
     def shared_rounds(rounds: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.int64]:

@@ -28,7 +28,7 @@ from energon_grain.errors import ConfigError
 from energon_grain.samplers.columns import Array, divide_product
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.routing import Routes
-from energon_grain.samplers.share_tree import RUN, ShareTree, lane_phases, permute_run
+from energon_grain.samplers.share_tree import RUN, ShareTree, lane_phases, permute_run, round_of
 from energon_grain.samplers.weights import Weight, epoch_lengths, exact, period
 
 _PHASES, _RUN = fold("epochized phases"), fold("epochized run")
@@ -73,7 +73,7 @@ class EpochizedBlend:
 
     def counts(self, epoch: int) -> tuple[int, ...]:
         """Return how many positions of each child an epoch holds."""
-        return tuple(b - a for a, b in zip(self._firsts(epoch), self._firsts(epoch + 1), strict=True))
+        return tuple(b - a for a, b in zip(self.firsts(epoch), self.firsts(epoch + 1), strict=True))
 
     def length(self, epoch: int) -> int:
         """Return how many positions an epoch holds."""
@@ -90,7 +90,7 @@ class EpochizedBlend:
 
     def start(self, epoch: int) -> int:
         """Return the first position of an epoch."""
-        return sum(self._firsts(epoch))
+        return sum(self.firsts(epoch))
 
     def epoch_at(self, position: int) -> int:
         """Return the epoch that holds a position."""
@@ -100,6 +100,10 @@ class EpochizedBlend:
             middle = (low + high) // 2
             low, high = (middle, high) if self.start(middle) <= position else (low, middle)
         return low
+
+    def next_cut(self, position: int) -> int:
+        """The start of the next epoch, or of this one at its start; see `CutRouter`."""
+        return self.start(self.epoch_at(position - 1) + 1) if position else 0
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return the child and the child position at each position (at least 0, any order)."""
@@ -115,7 +119,33 @@ class EpochizedBlend:
             return child, below
         return _Epochs(self, first, last).route(position)
 
-    def _firsts(self, epoch: int) -> list[int]:
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`."""
+        position = np.empty(below.size, dtype=np.int64)
+        if not below.size:
+            return position
+        epoch = self._epoch_of(child, below)
+        first, last = int(epoch.min()), int(epoch.max())
+        if last - first <= below.size + 1:
+            return _Epochs(self, first, last).position_of(child, below, epoch - first)
+        late = epoch > (first + last) // 2
+        for half in (late, ~late):
+            position[half] = self.position_of(child[half], below[half])
+        return position
+
+    def _epoch_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the epoch that holds each child position."""
+        epoch = np.empty(below.size, dtype=np.int64)
+        for number in np.unique(child).tolist():
+            here = np.flatnonzero(child == number)
+            rate, places = self.rates[number], below[here] + 1
+            fits = max(int(places.max()) * rate.denominator, rate.numerator) < 1 << 62
+            places = places if fits else places.astype(object)
+            epoch[here] = -(-places * rate.denominator // rate.numerator) - 1
+        return epoch
+
+    def firsts(self, epoch: int) -> list[int]:
+        """Return the first position of each child in an epoch."""
         return [epoch * rate.numerator // rate.denominator for rate in self.rates]
 
 
@@ -125,7 +155,7 @@ class _Epochs:
     def __init__(self, blend: EpochizedBlend, first: int, last: int) -> None:
         self._blend, self._tree = blend, blend._tree
         self._first = first
-        rows = [blend._firsts(epoch) for epoch in range(first, last + 2)]
+        rows = [blend.firsts(epoch) for epoch in range(first, last + 2)]
         self._firsts = np.array(rows, dtype=np.uint64)  # (E + 1, K)
         self._start = np.array([sum(row) for row in rows], dtype=np.int64)  # (E + 1,)
         counts = self._firsts[1:] - self._firsts[:-1]
@@ -149,16 +179,60 @@ class _Epochs:
         slot = rounds - run * RUN
         return label[slot, which].astype(np.int32), below[slot, which].view(np.int64)
 
+    def position_of(
+        self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Undo `route`, for child positions in numbered epochs."""
+        at = below.view(np.uint64) - self._firsts[epoch, child]
+        steps = [
+            (self._left[epoch, node], self._all[epoch, node], node, is_left) for node, is_left in self._tree.path(child)
+        ]
+        lane = self._lane_of(at, epoch, steps)
+        begin, end = self._bound(epoch, lane), self._bound(epoch, lane + 1)
+        splits: list[tuple[Array, Array, Array, npt.NDArray[np.bool_]]] = []
+        for left, total, node, is_left in steps:
+            left_begin, left_end = divide_product(left, begin, total)[0], divide_product(left, end, total)[0]
+            length = end - begin
+            phase = length * self._blend._pi[node, lane] // np.uint64(self._blend.lanes)
+            splits.append((left_end - left_begin, length, phase, is_left))
+            begin = np.where(is_left, left_begin, begin - left_begin)
+            end = np.where(is_left, left_end, end - left_end)
+        at = at - begin
+        for split in reversed(splits):
+            at = round_of(at, *split)
+        run = (at // np.uint64(RUN)).view(np.int64)
+        label, places = self._runs(epoch, lane, run)
+        slot = ((label == child) & (places == below.view(np.uint64))).argmax(axis=0)
+        return self._start[epoch] + (run * RUN + slot) * self._blend.lanes + lane
+
+    def _lane_of(
+        self,
+        at: Array,
+        epoch: npt.NDArray[np.int64],
+        steps: list[tuple[Array, Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]],
+    ) -> npt.NDArray[np.int64]:
+        """Return the lanes of places among a child's places in an epoch: runs of them, lane after lane."""
+        low, high = np.zeros_like(epoch), np.full_like(epoch, self._blend.lanes)
+        for _ in range(self._blend.lanes.bit_length()):
+            lane = (low + high) // 2
+            before = self._bound(epoch, lane)
+            for left, total, _, is_left in steps:
+                to_left = divide_product(left, before, total)[0]
+                before = np.where(is_left, to_left, before - to_left)
+            low, high = np.where(before <= at, lane, low), np.where(before <= at, high, lane)
+        return low
+
+    def _bound(self, epoch: npt.NDArray[np.int64], lane: npt.NDArray[np.int64]) -> Array:
+        """Return how many positions of an epoch the lanes before a lane have."""
+        total, lanes, number = self._all[epoch, 0], np.uint64(self._blend.lanes), lane.view(np.uint64)
+        return number * (total // lanes) + np.minimum(number, total % lanes)
+
     def _runs(
         self, epoch: npt.NDArray[np.int64], lane: npt.NDArray[np.int64], run: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], Array]:
         """Return child and child position of the rounds of runs of lanes, (4, runs) each."""
-        lanes = self._blend.lanes
-        total = self._all[epoch, 0]
-        share, longer = total // np.uint64(lanes), total % np.uint64(lanes)
         number = lane.view(np.uint64)
-        begin = number * share + np.minimum(number, longer)
-        end = begin + share + (number < longer)
+        begin, end = self._bound(epoch, lane), self._bound(epoch, lane + 1)
         size = np.minimum((end - begin).view(np.int64) - run * RUN, RUN)
         slots = np.arange(RUN)[:, None]
         rounds = np.minimum(run * RUN + slots, (end - begin).view(np.int64) - 1).view(np.uint64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -60,6 +60,22 @@ class Fold(Generic[Plan]):
                 if position < after[0] or after[0] == carry[0]:
                     return carry[0], after[0], plan
                 carry = after
+
+    def first_past(self, reached: Callable[[Carry], bool], end: int) -> tuple[int, Plan] | None:
+        """The first position and the plan of the first window after which `reached`, which stays true once it is.
+
+        None: it is not before position `end`, or before the fold ends.
+        """
+        with self.lock:
+            carry = self._carries[bisect_left(self._carries, x=True, lo=1, key=reached) - 1]
+            while carry[0] < end:
+                after, plan = self._made(carry)
+                if reached(after):
+                    return carry[0], plan
+                if after[0] == carry[0]:
+                    break
+                carry = after
+        return None
 
     def _made(self, carry: Carry) -> tuple[Carry, Plan]:
         """The next carry, and the plan of the window."""

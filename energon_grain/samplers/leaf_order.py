@@ -60,7 +60,7 @@ import numpy.typing as npt
 from energon_grain.errors import ConfigError
 from energon_grain.samplers.columns import Array, Column, at, operand, scaled, signed, spread
 from energon_grain.samplers.hashing import fold, fold_array
-from energon_grain.samplers.permutation import MAX_SIZE, permute
+from energon_grain.samplers.permutation import MAX_SIZE, Permutation, permute, unpermute
 
 Draws = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Samples and the passes that they are drawn in: index and epoch, int64 (k,) each."""
@@ -110,13 +110,8 @@ def full(row: Row, child: Array) -> Draws:
 def blocks(row: Row, child: Array) -> Draws:
     """Permute blocks, cut their order into stretches, mix inside windows."""
     lap, place = _laps(child, row.total)
-    lanes, total = operand(row.lanes), operand(row.total)
-    offset = place // lanes
-    stretch = place - offset * lanes
-    base = total // lanes
-    longer = total - base * lanes
-    start = stretch * base + np.minimum(stretch, longer)
-    length = base + (stretch < longer)
+    offset = place // operand(row.lanes)
+    start, length = _stretch(row, place - offset * operand(row.lanes))
     place = _mix_windows(row, fold_array(row.key, _WINDOW, lap), start, offset, length)
     return _by_pass(row, lap, _block_order(row, fold_array(row.key, _BLOCKS, lap), place))
 
@@ -148,7 +143,49 @@ def _laps(child: Array, total: Column) -> tuple[Column, Array]:
     return laps, child - laps * operand(total)
 
 
-def _mix_windows(row: Row, key: Column, start: Array, offset: Array, length: Array) -> Array:
+def _place_in_order(row: Row, lap: Array, value: Array) -> Array:
+    """Undo `sequential`."""
+    return value
+
+
+def _no_place(row: Row, lap: Array, value: Array) -> Array:
+    raise ConfigError("a leaf that is drawn with replacement: draws are independent, so a sample has no own position")
+
+
+def _place_full(row: Row, lap: Array, value: Array) -> Array:
+    """Undo `full` inside a lap: the place of each value."""
+    return unpermute(value, row.total, fold_array(row.key, _FULL, lap)).view(np.uint64)
+
+
+def _place_in_blocks(row: Row, lap: Array, value: Array) -> Array:
+    """Undo `blocks` inside a lap: the place of each value."""
+    place = _unordered_blocks(row, fold_array(row.key, _BLOCKS, lap), value)
+    stretch, start, length = _stretch_of(row, place)
+    key = fold_array(row.key, _WINDOW, lap)
+    place = _mix_windows(row, key, start, place - start, length, unpermute)
+    return (place - start) * operand(row.lanes) + stretch
+
+
+def _stretch(row: Row, stretch: Array) -> tuple[Array, Array]:
+    """Return the first place of each stretch in the block order, and its length."""
+    lanes, total = operand(row.lanes), operand(row.total)
+    base = total // lanes
+    longer = total - base * lanes
+    return stretch * base + np.minimum(stretch, longer), base + (stretch < longer)
+
+
+def _stretch_of(row: Row, place: Array) -> tuple[Array, Array, Array]:
+    """Return the stretch of each place of the block order, its first place, and its length."""
+    lanes, total = operand(row.lanes), operand(row.total)
+    base = total // lanes
+    longer = total - base * lanes
+    edge = longer * (base + np.uint64(1))  # from here on, stretches have `base` places
+    short = longer + (place - edge) // np.maximum(base, np.uint64(1))
+    stretch = np.where(place < edge, place // (base + np.uint64(1)), short)
+    return stretch, *_stretch(row, stretch)
+
+
+def _mix_windows(row: Row, key: Column, start: Array, offset: Array, length: Array, by: Permutation = permute) -> Array:
     """Permute offsets inside windows. Stretches begin at place `start` and have `length` offsets. Returns places."""
     window = operand(row.window)
     inside = offset % window
@@ -157,11 +194,11 @@ def _mix_windows(row: Row, key: Column, start: Array, offset: Array, length: Arr
     begin += start
     keys = fold_array(key, begin)
     if not isinstance(row.window, int):
-        return begin + permute(inside, size, keys).view(np.uint64)
-    mixed = permute(inside, row.window, keys).view(np.uint64)
+        return begin + by(inside, size, keys).view(np.uint64)
+    mixed = by(inside, row.window, keys).view(np.uint64)
     short = np.flatnonzero(size != window)
     if short.size:
-        mixed[short] = permute(inside[short], size[short], at(keys, short)).view(np.uint64)
+        mixed[short] = by(inside[short], size[short], at(keys, short)).view(np.uint64)
     return begin + mixed
 
 
@@ -176,6 +213,26 @@ def _block_order(row: Row, key: Column, place: Array) -> Array:
     others = max(row.blocks - 1, 1) if isinstance(row.blocks, int) else np.maximum(row.blocks - one, one)
     number = permute(np.minimum(slot - (slot > short), operand(others) - one), others, key).view(np.uint64)
     return np.where(slot == short, count - one, number) * block + inside
+
+
+def _unordered_blocks(row: Row, key: Column, value: Array) -> Array:
+    """Undo `_block_order`: the place of each value in the block order."""
+    one = np.uint64(1)
+    block, count, last = operand(row.block), operand(row.blocks), operand(row.last)
+    short = scaled(fold_array(key, _SHORT), row.blocks)
+    number = value // block
+    others = max(row.blocks - 1, 1) if isinstance(row.blocks, int) else np.maximum(row.blocks - one, one)
+    slot = unpermute(np.minimum(number, operand(others) - one), others, key).view(np.uint64)
+    slot = np.where(number == count - one, short, slot + (slot >= short))
+    return slot * block + (value - number * block) - (slot > short) * (block - last)
+
+
+def _values(row: Row, index: Array, epoch: Array) -> tuple[Array, Array]:
+    """Undo `_by_pass`: laps and values of [0, T). Raises IndexError if a sample or a pass does not exist."""
+    if (index >= operand(row.n)).any() or (epoch >> np.uint64(63)).any():
+        raise IndexError("a sample or a pass of a leaf that does not exist")
+    lap = epoch // operand(row.passes)
+    return lap, (epoch - lap * operand(row.passes)) * operand(row.n) + index
 
 
 def _by_pass(row: Row, lap: Column, value: Array) -> Draws:
@@ -242,24 +299,39 @@ class StoredBlocks:
             value[here] = self._of_lap(each, place[here])
         return _by_pass(row, lap, value)
 
+    def place_of(self, laps: Array, value: Array) -> Array:
+        """Undo `draw` inside laps: the place of each value in its lap."""
+        row, blocks = self._row, len(self._first)
+        block = np.searchsorted(self._first, value, side="right") - 1
+        slot = unpermute(block, blocks, fold_array(row.key, _BLOCKS, laps))
+        place = np.empty_like(value)
+        for lap in np.unique(laps).tolist():
+            here = np.flatnonzero(laps == lap)
+            ends = self._lap(lap)[1]
+            ordered = ends[slot[here]] + (value[here] - self._first[block[here]])
+            stretch, start, length = _stretch_of(row, ordered)
+            mixed = self._mix(lap, ordered, start, start + length, unpermute)
+            place[here] = (mixed - start) * operand(row.lanes) + stretch
+        return place
+
     def _of_lap(self, lap: int, place: Array) -> Array:
-        row, blocks, (order, ends) = self._row, len(self._first), self._lap(lap)
-        lanes, total = operand(row.lanes), operand(row.total)
+        order, ends = self._lap(lap)
+        lanes = operand(self._row.lanes)
         offset = place // lanes
-        stretch = place - offset * lanes
-        base = total // lanes
-        longer = total - base * lanes
-        start = stretch * base + np.minimum(stretch, longer)
-        stop = start + base + (stretch < longer)
-        place = start + offset
+        start, length = _stretch(self._row, place - offset * lanes)
+        place = self._mix(lap, start + offset, start, start + length, permute)
+        slot = np.searchsorted(ends, place, side="right") - 1
+        return self._first[order[slot]] + (place - ends[slot])
+
+    def _mix(self, lap: int, place: Array, start: Array, stop: Array, by: Permutation) -> Array:
+        """Permute places of the block order inside the windows of stretches [start, stop)."""
+        ends = self._lap(lap)[1]
         slot = np.searchsorted(ends, place, side="right") - 1
         first = slot - slot % self._window
         begin = np.maximum(ends[first], start)
-        end = np.minimum(ends[np.minimum(first + self._window, blocks)], stop)
-        keys = fold_array(fold_array(row.key, _WINDOW, lap), begin)
-        place = begin + permute(place - begin, end - begin, keys).view(np.uint64)
-        slot = np.searchsorted(ends, place, side="right") - 1
-        return self._first[order[slot]] + (place - ends[slot])
+        end = np.minimum(ends[np.minimum(first + self._window, len(self._first))], stop)
+        keys = fold_array(fold_array(self._row.key, _WINDOW, lap), begin)
+        return begin + by(place - begin, end - begin, keys).view(np.uint64)
 
     def _lap(self, lap: int) -> tuple[npt.NDArray[np.int64], Array]:
         """(blocks,) the block in each slot, and (blocks + 1,) the place where each slot begins."""
@@ -348,6 +420,39 @@ class LeafTable:
                 index[here], epoch[here] = _DRAW[form](self._columns.at(leaf[here]), places[here])
         return index, epoch
 
+    def position_of(
+        self, leaf: npt.NDArray[np.int32] | int, index: npt.NDArray[np.int64], epoch: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Undo `draw`: the only child position at which a leaf draws a sample in a pass.
+
+        Args:
+            leaf: numbers of the leaves, int32 (k,), or one for all.
+            index: samples of those leaves, int64 (k,).
+            epoch: passes over them, at least 0, int64 (k,).
+
+        Returns:
+            Child positions, int64 (k,): `position_of(leaf, *draw(leaf, child))` is `child`.
+
+        Raises:
+            IndexError: a sample or a pass does not exist.
+            ConfigError: a leaf is drawn with replacement.
+        """
+        leaves = np.full(index.size, leaf, dtype=np.int32) if isinstance(leaf, int) else leaf
+        child = np.empty(index.size, dtype=np.uint64)
+        forms = self._form[leaves]
+        group = np.where(forms == _STORED, _STORED + leaves, forms)
+        for each in np.unique(group).tolist():
+            here = np.flatnonzero(group == each)
+            first = int(leaves[here[0]])
+            alone = each >= _STORED or bool((leaves[here] == first).all())
+            row = self._rows[first] if alone else self._columns.at(leaves[here])
+            lap, value = _values(row, index[here].view(np.uint64), epoch[here].view(np.uint64))
+            place = (
+                self._stored_blocks[first].place_of(lap, value) if each >= _STORED else _PLACE[each](row, lap, value)
+            )
+            child[here] = lap * operand(row.total) + place
+        return signed(child)
+
 
 _DRAW = (
     sequential,
@@ -356,6 +461,9 @@ _DRAW = (
     replacement,
     block_replacement,
 )
+
+_PLACE = (_place_in_order, _place_full, _place_in_blocks, _no_place, _no_place)
+"""Undoes each form of `_DRAW` inside a lap: the place of each value."""
 
 
 _STORED = len(_DRAW)

@@ -21,6 +21,8 @@ rounds). The round function is splitmix64. Suitable for shuffling, not for crypt
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -34,6 +36,10 @@ Over 2,000,000 keys, differences and pairs of images show no bias at 12 rounds f
 chi-square per degree of freedom of 5 at n = 16 at 10 rounds (see tests/samplers/test_leaf_order.py).
 """
 MAX_SIZE = 1 << 62
+Permutation = Callable[
+    [npt.NDArray[np.int64] | Array, int | npt.NDArray[np.int64] | Array, Column], npt.NDArray[np.int64]
+]
+"""`permute` or `unpermute`."""
 
 _BLOCK = 8192  # elements per pass; five buffers of it fit into a second-level cache
 

@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import ConfigError
 from energon_grain.samplers.fold import Carry, SavedCarries
 
 Routes = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
@@ -32,6 +33,15 @@ class Router(Protocol):
 
 
 @runtime_checkable
+class InvertibleRouter(Router, Protocol):
+    """A router that finds the position of a child's position."""
+
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Undo `route`: the position of each child position (at least 0, any order), int64 (k,); -1: it has none."""
+        ...
+
+
+@runtime_checkable
 class FoldingRouter(Router, Protocol):
     """A router that is a fold over windows of its positions: its result at a position depends on earlier ones."""
 
@@ -45,6 +55,19 @@ class FoldingRouter(Router, Protocol):
 
     def counts(self, carry: Carry) -> Sequence[int]:
         """Positions of each child before a carry."""
+        ...
+
+
+@runtime_checkable
+class CutRouter(Router, Protocol):
+    """A router that can begin again with other weights or more children, or above one that does.
+
+    Whatever begins there, the targets of all earlier positions stay what they are. `Blend` can even begin at another
+    round of each lane (`Blend.counts_at`); a router that mixes lanes needs one position for all.
+    """
+
+    def next_cut(self, position: int) -> int:
+        """The first position, at or after this one, at which it can begin again. Child 0's for a shuffle."""
         ...
 
 
@@ -85,6 +108,11 @@ class RouteTree:
         """The router of the root."""
         return self._router
 
+    @property
+    def children(self) -> list[RouteTree | None]:
+        """The children of the root; None is a leaf."""
+        return [tree for _, tree in self._children]
+
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return the leaf and the position in its stream at each position (at least 0, any order)."""
         child, below = self._router.route(position)
@@ -102,6 +130,39 @@ class RouteTree:
         other = copy.copy(self)
         other._numbers = numbers.astype(np.int32)
         return other
+
+    def over(self, router: Router, children: Sequence[RouteTree | None]) -> RouteTree:
+        """Return a tree with another router and children, and the same numbers of leaves."""
+        tree = RouteTree(router, children)
+        tree._numbers = self._numbers
+        return tree
+
+    def position_of(self, leaf: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Undo `route`: the position of each position in a leaf's stream, int64 (k,); -1: it has none.
+
+        Raises ConfigError if a router of the tree is not an `InvertibleRouter`.
+        """
+        if self._numbers is None:
+            return self._position_of(leaf, below)
+        position = np.full(below.size, -1, dtype=np.int64)
+        for place, number in enumerate(self._numbers.tolist()):
+            here = np.flatnonzero((leaf == number) & (position < 0))
+            position[here] = self._position_of(np.full(len(here), place, np.int32), below[here])
+        return position
+
+    def _position_of(self, leaf: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        if not isinstance(self._router, InvertibleRouter):
+            raise ConfigError(f"{type(self._router).__name__} has no `position_of`, so positions cannot be found")
+        child = np.searchsorted([first for first, _ in self._children], leaf, side="right") - 1
+        below = below.copy()
+        for number, (start, tree) in enumerate(self._children):
+            here = np.flatnonzero(child == number) if tree else ()
+            if tree and len(here):
+                below[here] = tree.position_of(leaf[here] - np.int32(start), below[here])
+        known = np.flatnonzero(below >= 0)
+        position = np.full(below.size, -1, dtype=np.int64)
+        position[known] = self._router.position_of(child[known].astype(np.int32), below[known])
+        return position
 
     def carries(self, position: int) -> list[Carry]:
         """For each fold of the tree, in a fixed order, a carry from which this and later positions can be routed."""
@@ -162,6 +223,11 @@ class Concat:
         below = place - (ends - lengths)[child] + turn * lengths[child]
         return child.astype(np.int32), below
 
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`."""
+        ends, lengths = np.cumsum(self.lengths, dtype=np.int64), np.array(self.lengths, dtype=np.int64)[child]
+        return below + below // lengths * (ends[-1] - lengths) + (ends[child] - lengths)
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -182,3 +248,8 @@ class Limit:
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return child 0 and its position at each position (at least 0, any order)."""
         return np.zeros(position.size, dtype=np.int32), position + position // self.limit * (self.length - self.limit)
+
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`. A position that is cut off has none."""
+        turn = below // self.length
+        return np.where(below - turn * self.length < self.limit, below - turn * (self.length - self.limit), -1)

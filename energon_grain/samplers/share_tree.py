@@ -7,13 +7,14 @@ its own left child and assigns everything to the left, so a descent of `depth` s
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.samplers.columns import Array, Column, scaled
+from energon_grain.samplers.columns import Array, Column, divide_product, scaled
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.permutation import permute
 
@@ -33,9 +34,11 @@ class ShareTree:
         high: end of the children below each node, int64 (nodes,).
         left: node of the left part; for a leaf itself, int64 (nodes,).
         right: node of the right part; for a leaf itself, int64 (nodes,).
+        leaves: node of each child, int64 (children,).
+        levels: nodes that are no leaves, level by level.
     """
 
-    __slots__ = ("depth", "high", "left", "low", "middle", "right")
+    __slots__ = ("depth", "high", "leaves", "left", "levels", "low", "middle", "right")
 
     def __init__(self, children: int) -> None:
         """Build the tree over `children` children."""
@@ -55,9 +58,38 @@ class ShareTree:
         self.left, self.right = (np.array(column, dtype=np.int64) for column in zip(*links, strict=True))
         self.middle = np.where(self.left == self.right, self.high, self.high[self.left])
         self.depth = (children - 1).bit_length()
+        self.leaves = np.flatnonzero(self.left == self.right)
+        self.leaves = self.leaves[np.argsort(self.low[self.leaves])]
+        inner, self.levels = np.zeros(min(children - 1, 1), np.int64), list[npt.NDArray[np.int64]]()
+        while inner.size:
+            self.levels.append(inner)
+            below = np.concatenate([self.left[inner], self.right[inner]])
+            inner = below[self.left[below] != below]
 
     def __len__(self) -> int:
         return self.low.size
+
+    def path(self, child: npt.NDArray[np.int32]) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]:
+        """Return the nodes on the way from the root to each child, and whether the way goes left there."""
+        node, steps = np.zeros(child.size, dtype=np.int64), list[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]()
+        for _ in range(self.depth):
+            is_left = child < self.middle[node]
+            steps.append((node, is_left))
+            node = np.where(is_left, self.left[node], self.right[node])
+        return steps
+
+
+def round_of(rank: Array, left: Array, total: Array, phase: Array, is_left: npt.NDArray[np.bool_]) -> Array:
+    """Return the round of a node whose first r rounds have `(left * r + phase) div total` on the left.
+
+    It is the round that gives one side its round number `rank`; the inverse of Bresenham's line. `phase` is below
+    `total`, and the side is not empty.
+    """
+    side = np.maximum(np.where(is_left, left, total - left), np.uint64(1))
+    return divide_product(total, rank, side, np.where(is_left, total - np.uint64(1) - phase, phase))[0]
+
+
+share_tree = functools.lru_cache(256)(ShareTree)
 
 
 def lane_phases(key: int, nodes: int, lanes: int) -> Array:

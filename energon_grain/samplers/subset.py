@@ -260,6 +260,19 @@ class Selection:
             ranks += shift[np.searchsorted(first, ranks, side="right") - 1]
         return ranks
 
+    def indices_of(self, raw: int) -> npt.NDArray[np.int64]:
+        """(k,) samples of the selection with a raw number: none or one, or several if stretches overlap."""
+        first, shift = self.stretches
+        ranks = raw - shift
+        ranks = ranks[(ranks >= first) & (ranks < np.append(first[1:], self.total))]
+        low, high = np.zeros(len(ranks), np.int64), np.full(len(ranks), len(self), np.int64)
+        while (open_ := low < high).any():  # `ranks` ascends
+            middle = (low + high) // 2
+            before = open_ & (self.ranks(np.minimum(middle, len(self) - 1)) < ranks)
+            low, high = np.where(before, middle + 1, low), np.where(open_ & ~before, middle, high)
+        low = np.minimum(low, len(self) - 1)
+        return low[self.ranks(low) == ranks]
+
     def ranks(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """As `to_raw`, but ranks along the stretches, in [start, stop). Without stretches they are the raw numbers."""
         if self._bits is None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational, Real
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,39 @@ Weight = int | float | str | Decimal | Fraction
 Schedule = Sequence[tuple[int, Sequence[Weight]]]
 """Segments: the first position of each, and its weights."""
 
-LaneSchedule = Sequence[tuple[int | npt.NDArray[np.int64], Sequence[Weight]]]
+
+@dataclass(frozen=True, slots=True)
+class Smooth:
+    """Start of a segment that carries on the divisions of the one before it, from the end of each lane's run on.
+
+    Attributes:
+        rounds: int64 (L,), a round of each lane.
+    """
+
+    rounds: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """Start of a segment that is known without the ones before it.
+
+    Attributes:
+        number: number of segments before it.
+        rounds: int64 (L,), the first round of each lane.
+        counts: int64 (K, L), rounds of each child before.
+        phases: of a smooth segment: uint64 (2 K - 1, L), 8 bits for each node of the share tree.
+        earlier: the segments before it, if they are known, from the beginning or from another anchor on.
+    """
+
+    number: int
+    rounds: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    phases: npt.NDArray[np.uint64] | None = None
+    earlier: LaneSchedule = ()
+
+
+LaneStart = int | npt.NDArray[np.int64] | Smooth | Anchor
+LaneSchedule = Sequence[tuple[LaneStart, Sequence[Weight]]]
 """The same; a segment may also begin at a round of each lane, int64 (L,)."""
 
 MAX_TOTAL = 1 << 31
@@ -60,18 +94,22 @@ def integer_weights(weights: Sequence[Weight]) -> tuple[int, ...]:
     Raises:
         ConfigError: a weight would round to zero.
     """
+    if all(type(each) is int and each >= 0 for each in weights):
+        common = math.gcd(*cast("Sequence[int]", weights))
+        if common and sum(cast("Sequence[int]", weights)) // common <= MAX_TOTAL:
+            return tuple(each // common for each in cast("Sequence[int]", weights))
     fractions = [exact(weight) for weight in weights]
     total = sum(fractions)
     scale = Fraction(math.lcm(*(f.denominator for f in fractions)), math.gcd(*(f.numerator for f in fractions)))
     if total * scale > MAX_TOTAL:
         scale = Fraction(MAX_TOTAL - len(fractions)) / total
     integers = tuple(round(f * scale) for f in fractions)
-    for number, (fraction, integer) in enumerate(zip(fractions, integers, strict=True)):
-        if fraction and not integer:
-            raise ConfigError(
-                f"weight {number} of {len(fractions)}, {weights[number]!r}, is {float(fraction / total):.2g} of all, "
-                f"which rounds to zero: a share must be at least {1 / MAX_TOTAL:.3g}"
-            )
+    lost = [number for number, integer in enumerate(integers) if fractions[number] and not integer]
+    if lost:
+        raise ConfigError(
+            f"weight {lost[0]} of {len(fractions)}, {weights[lost[0]]!r}, is {float(fractions[lost[0]] / total):.2g} "
+            f"of all, which rounds to zero: a share must be at least {1 / MAX_TOTAL:.3g}"
+        )
     return integers
 
 

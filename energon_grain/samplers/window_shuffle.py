@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.samplers.hashing import fold_array
-from energon_grain.samplers.permutation import permute
+from energon_grain.samplers.permutation import Permutation, permute, unpermute
 from energon_grain.samplers.routing import Routes
 
 
@@ -59,16 +59,28 @@ class WindowShuffle:
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return child 0 and its position at each position (at least 0, any order)."""
-        child = np.zeros(position.size, dtype=np.int32)
+        return np.zeros(position.size, dtype=np.int32), self._mixed(position, permute)
+
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See `InvertibleRouter`."""
+        return self._mixed(below, unpermute)
+
+    def _mixed(self, position: npt.NDArray[np.int64], by: Permutation) -> npt.NDArray[np.int64]:
         if not position.size:
-            return child, position
+            return position
         if self.passes is None:
             size = np.full(position.size, self.window, dtype=np.int64)
             first = position // self.window * self.window
         else:
             first, size = self._in_passes(position, self.passes)
-        key = fold_array(self.key, first.view(np.uint64))
-        return child, first + permute(position - first, size, key)
+        return first + by(position - first, size, fold_array(self.key, first.view(np.uint64)))
+
+    def next_cut(self, position: int) -> int:
+        """The end of the window of the position before; see `CutRouter`."""
+        if self.passes is None or not position:
+            return -(-position // self.window) * self.window
+        start, size = self._in_passes(np.array([position - 1]), self.passes)
+        return int(start[0] + size[0])
 
     def _in_passes(
         self, position: npt.NDArray[np.int64], passes: Passes

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.lazy_names import by_name
 from energon_grain.samples.registration import register_type
 from energon_grain.storage.epath import EPath
 
@@ -81,6 +82,15 @@ METADATA_FIELDS = frozenset({"__key__", "__restore_key__", "__subflavors__", "__
 _NO_CONTENT = frozenset({*METADATA_FIELDS, "__valid__"})
 
 
+class _Leaf:
+    """The attribute `leaf` of types without a field of that name."""
+
+    def __get__(self, record: Any, owner: Any = None) -> Any:
+        if record is None:
+            raise AttributeError("leaf")  # otherwise a dataclass takes it for the default of its own field
+        return by_name("energon_grain.history.leaf_of.leaf_in")(record)
+
+
 class Fields:
     """Base of `Sample` and `Batch`.
 
@@ -93,6 +103,11 @@ class Fields:
     __slots__ = ("__dict__",)  # made when an attribute is set; unused, it costs 32 bytes and 20 ns per object
     __iter__ = None
     """Looping over a batch is an error. `dict(value)` and `**value` need no `__iter__`."""
+    leaf = _Leaf()
+    """The number of each sample's dataset in `loader.leaf_names`: (batch,) int32; see `leaf_of`.
+
+    A tensor on the device of the batch's tensors, otherwise a numpy array. Computed from `__restore_key__` on each use.
+    """
 
     def __setstate__(self, state: Any) -> None:
         # Energon's types and their pickles have no `__valid__`. (A `__getattr__` would make every access slower.)

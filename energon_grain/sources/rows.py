@@ -30,6 +30,7 @@ from energon_grain.sources.source import (
     release_mapped,
 )
 from energon_grain.storage.cores import usable_cores
+from energon_grain.storage.location import join, name_of
 from energon_grain.storage.remote import RemoteFiles
 
 _EVALUATED_AT_ONCE = 1 << 18
@@ -113,6 +114,18 @@ class Rows(ABC):
         """Rows of each file, by its name, in order."""
 
     @property
+    def data_files(self) -> Mapping[str, str]:
+        """Path or URL of each file that determines the rows, by name, in order, for digests of their bytes.
+
+        Default: the shards in the folder `path`, or `path` itself if it is the only one. Rows that combine other
+        sources list those as an attribute `members` instead.
+        """
+        names = list(self.shard_counts)
+        if names == [name_of(self.path)]:
+            return {names[0]: self.path}
+        return {name: join(self.path, name) for name in names}
+
+    @property
     @abstractmethod
     def part_names(self) -> tuple[str, ...]:
         """Names of the parts that a read may return."""
@@ -143,6 +156,14 @@ class Rows(ABC):
     def keys(self, numbers: Int64Array) -> list[str]:
         """The key of each row; default: its number."""
         return list(map(str, numbers.tolist()))
+
+    def find(self, key: str) -> list[int]:
+        """The numbers of the rows with a key. By default, compares all keys unless they are the numbers."""
+        total = sum(self.shard_counts.values())
+        if type(self).keys is Rows.keys:
+            return [int(key)] if key.isdecimal() and str(int(key)) == key and int(key) < total else []
+        pieces = (np.arange(at, min(at + _EVALUATED_AT_ONCE, total)) for at in range(0, total, _EVALUATED_AT_ONCE))
+        return [int(piece[at]) for piece in pieces for at, other in enumerate(self.keys(piece)) if other == key]
 
     def shards(self, numbers: Int64Array) -> list[str]:
         """The file of each row."""
@@ -373,6 +394,10 @@ class SelectedSource:
     def keys(self, indices: Int64Array) -> list[str]:
         """See `Source.keys`."""
         return self._rows.keys(self.numbers(indices))
+
+    def find(self, key: str) -> Int64Array:
+        """(k,) the samples with a key; usually one or none. By the sorted index of keys, if the data have one."""
+        return np.concatenate([np.empty(0, np.int64), *map(self._selection.indices_of, self._rows.find(key))])
 
     def sizes(self, indices: Int64Array) -> Int64Array:
         """See `Source.sizes`."""

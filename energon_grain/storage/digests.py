@@ -57,13 +57,18 @@ _FILE = Form(Digests)
 
 def digest_of(path: str) -> ShardDigest:
     """Read a whole local file. Raises OSError."""
-    whole, pages, size_bytes = xxhash.xxh3_128(), bytearray(), 0
     with open(path, "rb", buffering=0) as file:
-        while data := _filled(file.read, PAGE_BYTES * _READ_PAGES):
-            whole.update(data)
-            size_bytes += len(data)
-            for at in range(0, len(data), PAGE_BYTES):
-                pages += xxhash.xxh3_64_digest(data[at : at + PAGE_BYTES])
+        return digest_read(file.read)
+
+
+def digest_read(read: Callable[[int], bytes | None]) -> ShardDigest:
+    """The digest of all bytes that a function reads, called with their maximum number until it returns none."""
+    whole, pages, size_bytes = xxhash.xxh3_128(), bytearray(), 0
+    while data := _filled(read, PAGE_BYTES * _READ_PAGES):
+        whole.update(data)
+        size_bytes += len(data)
+        for at in range(0, len(data), PAGE_BYTES):
+            pages += xxhash.xxh3_64_digest(data[at : at + PAGE_BYTES])
     return ShardDigest(size_bytes=size_bytes, digest=whole.hexdigest(), pages=bytes(pages))
 
 
@@ -91,10 +96,17 @@ def encode_digests(digests: Digests) -> bytes:
 
 def read_digests(path: Path) -> Digests:
     """Raises FileNotFoundError, and IndexFileError if the file is invalid."""
+    return decode_digests(path.read_bytes(), str(path))
+
+
+def decode_digests(data: bytes, where: str) -> Digests:
+    """The content of the file at `where`. Raises IndexFileError if it is invalid."""
     try:
-        return _FILE.from_json(path.read_bytes())
+        return _FILE.from_json(data)
     except msgspec.MsgspecError as error:
-        raise IndexFileError(f"{path}: not a valid file of digests ({error}); prepare the dataset again") from error
+        raise IndexFileError(
+            f"{where}: not a valid file of digests ({error}); run `energon-grain measure --digest` on the dataset"
+        ) from error
 
 
 class KnownDigests:

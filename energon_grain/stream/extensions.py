@@ -7,9 +7,20 @@ from energon_grain.lazy_names import by_name
 
 WHICH = "energon_grain.history.which.which"
 """The samples of a global batch: (`Run`, place in the stream, step, dropped=) -> `StepSamples`."""
+WHEN = "energon_grain.history.when.when"
+"""The uses of samples by a run: (`Run`, place in the stream, keys, dataset=, replay=, dropped=) -> `Uses`."""
+SEEN = "energon_grain.history.seen.seen"
+"""How often a run used each sample: (`Run`, place in the stream, step or None, dropped=) -> `Seen`."""
+IS_ARITHMETIC = "energon_grain.history.which.is_arithmetic"
+"""Whether the samples of a step follow from arithmetic: (`Run`, place in the stream, step, dropped=) -> bool."""
+BLAME = "energon_grain.history.blame.blame"
+"""Ranks samples by what they explain of unusual losses: (`Run`, place in the stream, losses, dropped=) -> `Blame`."""
 RESTORE_SAMPLE = "energon_grain.history.replay.restore_sample"
 """Makes a sample or batch again: (`Run`, restore key) -> sample."""
-POOLS = {"process": "energon_grain.processes.pool.process_pool"}
+POOLS = {
+    "process": "energon_grain.processes.pool.process_pool",
+    "ray": "energon_grain.cluster.ray_pool.own_ray_pool",
+}
 """`stream.workers.OwnPool` by worker type. The engine itself provides threads."""
 AMENDED_BY_STATE = "energon_grain.amendments.history.by_state"
 """The stream of a state with amendments, or of a state that a changed mixture continues; see there."""
@@ -17,6 +28,12 @@ MERGE_AMENDMENTS = "energon_grain.amendments.lane_rows.merged"
 """The amendments of the states of all hosts: (states) -> field of the merged state."""
 AMENDED_NOW = "energon_grain.amendments.live.amended_now"
 """The stream after a change of a running mixture; see there."""
+COOKING = "energon_grain.cooking.cooker.cooking"
+"""The hook that makes typed samples of a crude leaf; see there."""
+CHECK_AUX = "energon_grain.cooking.aux_stores.check_aux_has_a_cooker"
+"""Refuses auxiliary stores that no cooker reads; see there."""
+AMENDMENTS_UNTIL = "energon_grain.amendments.rewinding.amendments_until"
+"""The amendments of a state that hold in an earlier step: (state, step) -> field of the state."""
 LOG_SAMPLES = "energon_grain.watch.log_samples.LogSampleDataset"
 """The node that records which samples are in each item: (dataset, "train" or "val", `WorkerConfig`)."""
 LOOK_AHEAD = "energon_grain.stores.look_ahead.LookAhead"

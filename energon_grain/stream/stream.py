@@ -264,6 +264,9 @@ class Stream:
         if spec is self.spec:
             return
         self._stop()
+        if spec.leaves is self.spec.leaves:  # only the order of samples changes, which workers do not know
+            self.spec = self._run.spec = spec
+            return
         with self._starting:
             if self._pool is not None:
                 self._pool.close()
@@ -320,6 +323,9 @@ class Stream:
                         raise
                     self._failed_behind = self._behind
             return [step.batch for step in islice(self._peeked, count)]
+
+    coming = peek
+    """The older name."""
 
     @property
     def place(self) -> Progress:
@@ -604,35 +610,43 @@ class Stream:
             check_fingerprint(checked, self._fingerprint, self._plain.manifest())
         if not changed:
             check_order(checked, self._plain)
-        if not changed and ("amendments" in cursor or not same):
+        if not changed and ("amendments" in checked or not same):
             found = self._amended(AMENDED_BY_STATE, checked, self.share, same=same, note=note, held=held)
         else:
             plan = PassPlan.of(self._plain, self.share.hosts)
             found = restored(cursor, self._plain, self.share, plan, allow_changes=changed)
         with self.turn:
-            progress = self._go_to_amended(found)
-            if same and self.spec.folds:
+            progress = self._switch_to(found)
+            if not changed and self.spec.folds:
                 self._stop()  # reading ahead plans, too
                 remember_plans(cursor, self.spec)
+            self._go_to_amended(found, progress)
             self._run.restored(progress, dict(cursor), changed=changed)
 
     def amend(self, **change: Any) -> None:
         """Change the mixture from the next step on. See `amendments.live.amended_now`."""
         self._require_own_process("change the mixture")
         with self.turn:
-            found = self._amended(AMENDED_NOW, self.spec, self.amendments, self.share, self._progress, **change)
-            self._run.save(self._go_to_amended(found))
+            before = self.cursor() if self.spec.folds else None
+            found = self._amended(AMENDED_NOW, self.amendments, self.share, self._progress, running=self.spec, **change)
+            progress = self._switch_to(found)
+            if before is not None:
+                remember_plans(before, self.spec)
+            self._go_to_amended(found, progress)
+            self._run.save(progress)
 
-    def _go_to_amended(self, found: Any) -> Progress:
+    def _switch_to(self, found: Any) -> Progress:
         """Run an amended stream, or the configuration if `found` is a place of it; return the place."""
         plain = isinstance(found, Progress)
         self._switch(self._plain if plain else found.spec)
         self.amendments = None if plain else found.amendments
-        progress: Progress = found if plain else found.progress
+        return found if plain else found.progress
+
+    def _go_to_amended(self, found: Any, progress: Progress) -> None:
+        """Go to the place of a stream that was switched to, and report held samples that were dropped."""
         self._go_to(progress)
-        for dropped in () if plain else found.dropped:
+        for dropped in () if isinstance(found, Progress) else found.dropped:
             self.outlet.dropped(progress.step, dropped)
-        return progress
 
     def _amended(self, how: str, *arguments: Any, **options: Any) -> Any:
         if self.dataset is None:
@@ -641,7 +655,7 @@ class Stream:
                 "none knows the step at which all of them would change the mixture: restore with one process, or use "
                 "get_savable_loader, which has its own workers"
             )
-        return extension(how)(self.dataset, self._plain, *arguments, **options)
+        return extension(how)(self.dataset, self._plain, *arguments, any_host=self.config.any_host, **options)
 
     def seek(self, step: int) -> None:
         """Go to a step, counted over all passes, as if nothing had been dropped before it; arithmetic.
@@ -729,8 +743,19 @@ class Stream:
         known place: the beginning, the restored state, a state saved since, or the current place. The attribute `read`
         tells which. The stream keeps its place. Raises as `history.which.which`.
         """
+        return self.ask(WHICH, step)
+
+    def ask(self, question: str, *arguments: Any, **options: Any) -> Any:
+        """Ask about the run: its past, its future, or its use of samples. The stream keeps its place.
+
+        Args:
+            question: Dotted name of a function (`Run`, place, arguments, dropped=, options), such as WHICH or WHEN of
+                `stream.extensions`.
+            *arguments: Arguments after the run and its place.
+            **options: Keyword arguments, in addition to `dropped`.
+        """
         self._require_own_process("make steps again")
-        return extension(WHICH)(self._run, self._progress, step, dropped=self._drops.any_dropped)
+        return extension(question)(self._run, self._progress, *arguments, dropped=self._drops.any_dropped, **options)
 
     def __len__(self) -> int:
         """Steps per host of the current pass, or of the next one if it has ended.

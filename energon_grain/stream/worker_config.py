@@ -164,14 +164,17 @@ class WorkerConfig:
             hook raises. It may raise to end the iteration. Otherwise the sample is dropped and counted, and after the
             call the traceback of the error, which keeps whole chunks in memory, is released.
         restore_error_handler: Handler of errors while a sample is rebuilt from its restore key.
-        worker_type: "thread" (default), or "process": the pure stage runs in worker processes.
+        worker_type: "thread" (default); "process": the pure stage runs in worker processes; or "ray": in Ray actors,
+            see `energon_grain.cluster.RayPool`.
         prefetch_bytes: Limit on the memory of samples that were read ahead and not yet delivered.
         any_host: Collective over all hosts: called with a flag on each of them, returns True on all if the flag is set
             on any. Passes whose length depends on data (packs, groups, filters in lanes) need it on several hosts, to
             end together. Loaders provide it if a distributed framework is initialised.
+        workers: A `Pool` whose workers encode the chunks, in place of `num_workers` and `worker_type`. It may serve
+            several loaders.
     """
 
-    worker_types: ClassVar[tuple[str, ...]] = ("thread", "process")
+    worker_types: ClassVar[tuple[str, ...]] = ("thread", "process", "ray")
 
     rank: int
     world_size: int
@@ -182,11 +185,24 @@ class WorkerConfig:
     worker_log_level: int = field(default=0, compare=False, repr=False)
     global_error_handler: ErrorHandler = field(default=log_exception, compare=False, repr=False)
     restore_error_handler: ErrorHandler = field(default=reraise_exception, compare=False, repr=False)
-    worker_type: Literal["thread", "process"] = field(default="thread", compare=False)
+    worker_type: Literal["thread", "process", "ray"] = field(default="thread", compare=False)
     prefetch_bytes: int = field(default=512 << 20, compare=False, repr=False)
     any_host: Callable[[bool], bool] | None = field(default=None, compare=False, repr=False)
+    workers: Any = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._take_integers()
+        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"WorkerConfig(rank={self.rank}, world_size={self.world_size}): rank must be in [0, world_size)"
+            )
+        self._check_workers()
+        if self.prefetch_bytes < 1:
+            raise ConfigError(
+                f"WorkerConfig(prefetch_bytes={self.prefetch_bytes}): expected a positive number of bytes"
+            )
+
+    def _take_integers(self) -> None:
         for name in ("rank", "world_size", "num_workers", "seed_offset"):
             value = getattr(self, name)
             if name == "num_workers" and value == "auto":
@@ -197,10 +213,8 @@ class WorkerConfig:
                     f"WorkerConfig({name}={value!r}): expected an integer, such as int(…) of a string{auto}"
                 )
             setattr(self, name, operator.index(value))
-        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
-            raise ConfigError(
-                f"WorkerConfig(rank={self.rank}, world_size={self.world_size}): rank must be in [0, world_size)"
-            )
+
+    def _check_workers(self) -> None:
         if self.num_workers != "auto" and self.num_workers < 0:
             raise ConfigError(f"WorkerConfig(num_workers={self.num_workers}): expected 0 or more, or 'auto'")
         if self.worker_type not in self.worker_types:
@@ -213,23 +227,34 @@ class WorkerConfig:
                 f"be chosen while they run; pass worker_type='thread', or a number (this process has {usable_cores()} "
                 f"cores)"
             )
-        if self.prefetch_bytes < 1:
+        if self.workers is not None and not hasattr(self.workers, "lease"):
             raise ConfigError(
-                f"WorkerConfig(prefetch_bytes={self.prefetch_bytes}): expected a positive number of bytes"
+                f"WorkerConfig(workers={self.workers!r}): expected a pool, such as energon_grain.cluster.RayPool; "
+                f"num_workers is the number of workers"
             )
 
     @classmethod
-    def default_worker_config(cls, num_workers: int | Literal["auto"] = 4, data_parallel_group: Any = None) -> Self:
+    def default_worker_config(
+        cls, num_workers: int | Literal["auto"] = 4, data_parallel_group: Any = None, workers: Any = None
+    ) -> Self:
         """The configuration of this process: rank and world size from `jax.distributed`, if it is initialised.
 
         Without it (or without jax) there is one host.
         """
         rank, world_size = _jax_process()
-        return cls(rank=rank, world_size=world_size, num_workers=num_workers, data_parallel_group=data_parallel_group)
+        return cls(
+            rank=rank,
+            world_size=world_size,
+            num_workers=num_workers,
+            data_parallel_group=data_parallel_group,
+            workers=workers,
+        )
 
     @property
     def most_workers(self) -> int:
-        """Maximum number of workers: `num_workers`, or with "auto" the cores that this process may use."""
+        """Maximum number of workers: `num_workers`, with "auto" the cores of this process, or the size of the pool."""
+        if self.workers is not None:
+            return self.workers.workers
         return usable_cores() if self.num_workers == "auto" else self.num_workers
 
     @property

@@ -355,11 +355,11 @@ class WorkerPool(Protocol):
 
     @property
     def workers(self) -> int:
-        """Number of workers."""
+        """Number of workers; may exceed the cores of this host."""
         ...
 
     @property
-    def shares(self) -> Literal["memory", "disk"]:
+    def shares(self) -> Literal["memory", "disk", "nothing"]:
         """Storage shared with this process, in which it can prefetch data for the workers."""
         ...
 
@@ -376,6 +376,25 @@ class WorkerPool(Protocol):
         """End the workers. May be called repeatedly."""
 
 
+class Pool(Protocol):
+    """Workers that outlive streams and serve several of them; `WorkerConfig(workers=pool)`."""
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        ...
+
+    def lease(self, spec: StreamSpec, stage: PureStage, budget_bytes: int) -> WorkerPool:
+        """The workers of one stream. Closing the lease does not end them.
+
+        Args:
+            spec: The compiled dataset, picklable by cloudpickle without its `program`.
+            stage: The stage of the calling process, for its sources.
+            budget_bytes: Limit on the memory of results that are not yet taken.
+        """
+        ...
+
+
 MakePool = Callable[[StreamSpec, PureStage], WorkerPool]
 OwnPool = Callable[[StreamSpec, PureStage, WorkerConfig, int], WorkerPool | None]
 """Makes the given number of workers of a stream; None: hooks may not run there."""
@@ -383,6 +402,8 @@ OwnPool = Callable[[StreamSpec, PureStage, WorkerConfig, int], WorkerPool | None
 
 def own_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> WorkerPool | None:
     """A pool of `workers` workers of the configured type; None: hooks may not run in threads."""
+    if config.workers is not None:
+        return config.workers.lease(spec, stage, config.prefetch_bytes)
     name = POOLS.get(str(config.worker_type))
     make: OwnPool = _thread_pool if name is None else extension(name)
     return make(spec, stage, config, workers)
@@ -395,7 +416,7 @@ class ThreadPool:
         budget_bytes: Limit on the memory of results that are not yet taken.
     """
 
-    shares: Literal["memory", "disk"] = "memory"
+    shares: Literal["memory", "disk", "nothing"] = "memory"
 
     def __init__(self, stage: PureStage, workers: int, budget_bytes: int) -> None:
         self.workers = workers

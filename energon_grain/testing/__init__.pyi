@@ -23,6 +23,7 @@ from .kind_check import check_kind as check_kind
 from .node_check import check_node as check_node
 from .object_store_check import check_object_store as check_object_store
 from .pool_check import check_pool as check_pool
+from .sampler_check import check_sampler as check_sampler
 from .source_check import check_source as check_source
 from .store_check import check_store as check_store
 

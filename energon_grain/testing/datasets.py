@@ -13,7 +13,7 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.datasets.cooker import basic_sample_keys
+from energon_grain.cooking.cooker import basic_sample_keys
 from energon_grain.datasets.hooks import stateless
 from energon_grain.samples.types import InterleavedSample
 from energon_grain.testing.dataset_folder import Options, Recipe, write_dataset

@@ -47,6 +47,7 @@ class ArrayKind:
         concat_pad: The same for arrays of several shapes, with zeros at their ends; also takes the shape of the result.
         reduce: Like `object.__reduce__`, with the data as `pickle.PickleBuffer`, to send arrays between processes.
             None: the type's own pickling is efficient.
+        like: Makes an array of a numpy array, on the device of another array. None: numpy arrays are used as they are.
     """
 
     stack: Callable[[Sequence[Any]], Any]
@@ -54,6 +55,7 @@ class ArrayKind:
     concatenate: Callable[[Sequence[Any]], Any]
     concat_pad: Callable[[Sequence[Any], Shape], Any]
     reduce: Callable[[Any], tuple[Any, ...]] | None = None
+    like: Callable[[npt.NDArray[Any], Any], Any] | None = None
 
 
 def register_array_kind(cls: type, kind: ArrayKind) -> None:

@@ -15,7 +15,7 @@ from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.cores import usable_cores
 from energon_grain.stream import stream
 from energon_grain.stream.background import Background
-from energon_grain.stream.extensions import COST_SHARES, extension
+from energon_grain.stream.extensions import BLAME, COST_SHARES, extension
 from energon_grain.stream.observer import Observer
 from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import StreamSpec
@@ -107,6 +107,10 @@ class Stream(stream.Stream):
             self.turn.release()
         self._count()
         return self.statistics.report(self.ready, self.workers, self._delivered_steps, self.outlet.ready)
+
+    def blame(self, losses: Any, **options: Any) -> Any:
+        """Rank samples by how much of the run's unusual losses they explain. See `history.blame.blame`."""
+        return self.ask(BLAME, losses, **options)
 
     @property
     def samples(self) -> int:

@@ -14,6 +14,7 @@ from amended_runs import GLOBAL_BATCH, LANES, Packing, Plain, Run, Skipping, wri
 from energon_grain import (
     BatchDataset,
     BlendDataset,
+    ConcatDataset,
     LimitDataset,
     WorkerConfig,
     get_savable_loader,
@@ -244,7 +245,7 @@ def test_what_has_no_blend_is_refused(data: Path) -> None:
         get_train_dataset(data / "a", batch_size=4, shuffle_buffer_size=None, max_samples_per_sequence=None)
     ) as loader:
         next(loader)
-        with pytest.raises(AmendmentError, match="endless blend by weights"):
+        with pytest.raises(AmendmentError, match="it has no blend"):
             loader.amend(weights={"a": 1})
 
 
@@ -301,14 +302,21 @@ def test_segments_that_begin_at_a_round_of_each_lane() -> None:
     assert abs(np.mean(late == 1) - 0.5) < 0.02
 
 
-def test_a_limit_above_the_blend_is_refused(data: Path) -> None:
+def test_what_has_fixed_passes_is_refused(data: Path) -> None:
     parts = [
-        get_train_dataset(data / name, batch_size=None, shuffle_buffer_size=8, max_samples_per_sequence=4)
+        get_train_dataset(data / name, batch_size=None, shuffle_buffer_size=8, max_samples_per_sequence=4, repeat=False)
         for name in "ab"
     ]
-    dataset = BatchDataset(LimitDataset(BlendDataset((parts[0], 1), (parts[1], 1)), 30), 3, list)
-    with get_savable_loader(dataset) as loader, pytest.raises(AmendmentError, match="cannot be amended yet"):
-        loader.amend(weights={"a": 1, "b": 2})
+    limited = LimitDataset(LimitDataset(BlendDataset((parts[0], 1), (parts[1], 1)), 30), 20)
+    for dataset, said in (
+        (ConcatDataset(*parts), "a concatenation, whose passes have a fixed length"),
+        (limited, "limited to a fixed part"),
+    ):
+        with (
+            get_savable_loader(BatchDataset(dataset, 3, list)) as loader,
+            pytest.raises(AmendmentError, match=said),
+        ):
+            loader.amend(weights={"a": 1, "b": 2})
 
 
 def test_another_selection_of_the_same_data_is_refused(run: Run) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amended_graphs import GraphRun, Named, uses
 from amended_runs import GLOBAL_BATCH, LANES, write_data
+from amended_trees import GraphRun, Named, uses
 
 from energon_grain import BatchDataset, BlendDataset, WorkerConfig, get_savable_loader, get_train_dataset, merge_cursors
 from energon_grain.errors import AmendmentError, StateError

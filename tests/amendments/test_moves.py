@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-from amended_graphs import GraphRun, check, history
 from amended_runs import write_data
+from amended_trees import GraphRun, check, history
 
 
 @pytest.fixture(scope="module")

@@ -105,6 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = WorkerConfig(rank=0, world_size=1, num_workers=0)
     options: dict[str, Any] = {"batch_size": 2, "split_part": "train", "worker_config": config}
     with get_savable_loader(get_val_dataset(root / "captions", **options)) as loader:
+        (root / "receipt.json").write_text(str(loader.receipt(allow_missing=True)))
         next(loader)
         (root / "state.json").write_text(json.dumps(loader.save_state_rank()))
     return root
@@ -113,6 +114,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 FASTER = {"bench": ["--seconds", "0.01"]}
 STATUS = {  # the state is of another run: there are differences, and no blend to amend
     "energon-grain checkpoint info state.json --dataset captions": 1,
+    "energon-grain receipt state.json captions -o receipt.json": 1,
+    "energon-grain verify receipt.json captions --batch-size 16": 1,
     "energon-grain checkpoint amend state.json --to mix.yaml --dry-run": 1,
     "energon-grain checkpoint amend state.json --to mix.yaml -o new.json": 1,
 }

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.samplers.leaf_order import LeafOrder, LeafTable, window_blocks
-from energon_grain.storage.local import LocalFiles
 from energon_grain.stream.chunks import CHUNK_BYTES, MAX_CHUNK
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "shuffle.md"

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import PYTHONPATH
-from patience import PATIENCE_S
+from killed_programs import KILLER, finish, start, start_hosts
 
 from energon_grain.testing import make_classification_dataset
 
 pytestmark = pytest.mark.slow
 
 PROGRAMS = Path(__file__).parents[2] / "examples" / "programs"
-KILLER = """
-import builtins, os, runpy, signal, sys
-
-shown = print
-
-def show(text):
-    shown(text, flush=True)
-    if text.startswith("step 50:"):  # between two checkpoints
-        os.kill(os.getpid(), signal.SIGKILL)
-
-builtins.print = show
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "JAX_PLATFORMS": "cpu", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--log-dir=logs"]
 
 
@@ -43,27 +22,6 @@ def folder(tmp_path: Path) -> Path:
     make_classification_dataset(tmp_path / "images", n=300)
     (tmp_path / "killer.py").write_text(KILLER)
     return tmp_path
-
-
-def start(folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", *arguments],
-        cwd=folder,
-        env=os.environ | ENVIRONMENT | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str], *, killed: bool = False) -> str:
-    """What the program printed, when it has ended as it should."""
-    try:
-        output, errors = process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()
-    assert (process.returncode != 0) == killed, errors[-6000:]
-    return output
 
 
 def losses(output: str) -> dict[int, float]:
@@ -85,13 +43,7 @@ def test_jax(folder: Path) -> None:
     killed = start(folder, ["killer.py", program, "images", "saved"], {})
     first = finish(killed, killed=True)
     assert killed.returncode == -signal.SIGKILL
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    hosts = [
-        start(folder, [program, "images", "saved"], {"COORDINATOR": coordinator, "HOSTS": "2", "HOST": str(host)})
-        for host in range(2)
-    ]
+    hosts = start_hosts(folder, [program, "images", "saved"], 2)
     second, other = map(finish, hosts)
     assert losses(other) == {}
     check(whole, first, second)

@@ -21,6 +21,7 @@ from object_server import Bucket
 from records import encode_example, msgpack_record, write_records
 
 from energon_grain.errors import FormatError, IndexFileError, ReadError
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.formats.records import RECORD_ENCODINGS, RecordEncoding, encode_records_file, read_records_file
 from energon_grain.kinds.array_record.files import (
     ArrayRecordFile,
@@ -44,7 +45,6 @@ from energon_grain.kinds.array_record.ranges import (
     varint,
 )
 from energon_grain.kinds.array_record.source import OpenFiles
-from energon_grain.storage.local import LocalFiles
 
 COUNT = 2000
 OPTIONS = ("group_size:1,uncompressed", "group_size:1,zstd", "group_size:64,brotli")

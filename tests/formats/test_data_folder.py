@@ -27,11 +27,11 @@ from energon_grain.formats.commit_journal import (
     new_staging_folder,
 )
 from energon_grain.formats.data_folder import look_again, mirror_dataset, naming, open_folder
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.formats.nv_meta import read_info
 from energon_grain.kinds.arrays.folder import arrays_of, find_array, is_array_folder
 from energon_grain.prepare.columnar_build import open_columnar
 from energon_grain.sources.kinds import kind_at
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.settings import storage_settings
 from energon_grain.stores.mirror import Mirror
 from energon_grain.stores.object_client import shared_client

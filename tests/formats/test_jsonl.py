@@ -35,6 +35,7 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.columnar_header import ColumnWriter, index_cache_folder
 from energon_grain.formats.key_order import duplicate_keys, external_key_order, is_ascending, key_order
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.kinds.joins.index import (
     ROWS_NAME,
     JoinedMember,
@@ -66,7 +67,6 @@ from energon_grain.kinds.jsonl.lines import (
 from energon_grain.kinds.jsonl.prepare import prepare_jsonl
 from energon_grain.kinds.jsonl.source import JsonlRows
 from energon_grain.sources.rows import selected
-from energon_grain.storage.local import LocalFiles
 
 PEER = os.environ.get("ENERGON_PEER_PYTHON")
 THERE = """

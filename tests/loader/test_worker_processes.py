@@ -25,6 +25,7 @@ from patience import PATIENCE_S
 
 from energon_grain import Batch, Stream, TaskEncoder, WorkerConfig, WorkerError, get_train_dataset
 from energon_grain.processes.worker import ResultFiles, write_parts
+from energon_grain.stream.transport import Deaths, Lost
 
 Train = Callable[..., Any]
 RunScript = Callable[..., Any]
@@ -113,7 +114,9 @@ def children() -> list[psutil.Process]:
     return [p for p in psutil.Process().children() if "serve_interpreter" in " ".join(p.cmdline())]
 
 
-def test_a_killed_worker_is_named_at_once_and_replaced(train: Train, tmp_path: Path) -> None:
+def test_a_killed_worker_is_named_at_once_and_replaced(
+    train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     flag = tmp_path / "slow"
     reference = Stream.of(train())
     loader = Stream.of(train(num_workers=2, worker_type="process", task_encoder=Slow(flag)))
@@ -122,16 +125,11 @@ def test_a_killed_worker_is_named_at_once_and_replaced(train: Train, tmp_path: P
     [first, *_] = children()
     flag.write_text(str(first.pid))
     first.kill()
-    with pytest.raises(WorkerError, match=rf"worker process 0 \(pid {first.pid}\) was killed by signal 9") as info:
-        while True:
-            assert next(loader).__key__ == next(reference).__key__
-    assert "out of memory" in str(info.value)
-    # The loader goes on where it stopped; the others live on, the killed one is replaced.
-    flag.unlink()
-    other = Stream.of(train())
-    other.restore(loader.cursor())
-    for _ in range(5):
-        assert next(loader).__key__ == next(other).__key__
+    for _ in range(40):
+        assert next(loader).__key__ == next(reference).__key__
+    [death] = caplog.messages
+    assert f"worker process 0 (pid {first.pid}) was killed by signal 9" in death
+    assert "out of memory" in death
     assert first.pid not in [process.pid for process in children()]
     assert len(children()) == 2
     loader.close()
@@ -171,6 +169,48 @@ def test_closing_does_not_wait_for_a_slow_hook(train: Train, tmp_path: Path) -> 
     assert not thread.is_alive()
     assert children() == []
     assert [type(error) for error in failed] == [ValueError]
+
+
+class Deadly(TaskEncoder):
+    """Ends its process on one sample, always or as often as a file has lines."""
+
+    def __init__(self, parent: int, left: Path | None = None) -> None:
+        self.parent, self.left = parent, left
+
+    def encode_sample(self, sample: Any) -> Any:
+        if int(sample.__key__) == 30 and os.getpid() != self.parent:
+            if self.left is None:
+                os._exit(7)
+            lines = self.left.read_text().splitlines()
+            if lines:
+                self.left.write_text("\n".join(lines[1:]))
+                os._exit(7)
+        return sample
+
+
+def test_a_sample_that_always_kills_its_worker_is_an_error(train: Train) -> None:
+    loader = Stream.of(train(num_workers=2, worker_type="process", task_encoder=Deadly(os.getpid())))
+    with pytest.raises(WorkerError, match=r"had the same chunk, which probably causes it.*exit code 7.*continue from"):
+        list(islice(loader, 40))
+    loader.close()
+
+
+def test_a_chunk_survives_some_deaths(train: Train, tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    left.write_text("1\n2\n3")
+    reference, encoder = Stream.of(train()), Deadly(os.getpid(), left)
+    with Stream.of(train(num_workers=1, worker_type="process", task_encoder=encoder)) as loader:
+        for batch, expected in islice(zip(loader, reference, strict=True), 30):
+            assert batch.__key__ == expected.__key__
+    assert left.read_text() == ""
+
+
+def test_too_many_deaths_are_an_error() -> None:
+    deaths = Deaths(most=2, seconds=60)
+    for number in (1, 1, 2, 2, 1):  # each is counted once
+        deaths.count(Lost(f"worker {number} is gone", worker=number))
+    with pytest.raises(WorkerError, match="3 workers were lost within 60 s; the last one: worker 3 is gone"):
+        deaths.count(Lost("worker 3 is gone", worker=3))
 
 
 class Unpicklable(TaskEncoder):

@@ -41,10 +41,10 @@ from energon_grain import (
     use_storage,
 )
 from energon_grain.conversion import convert_dataset
+from energon_grain.formats import local_files as local
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.prepare import prepare_dataset
-from energon_grain.storage import local
 from energon_grain.storage.byte_stream import ByteStream
-from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
 
 LARGE, SMALL = 300_000, 1_000

@@ -17,11 +17,11 @@ from media_kinds import picture, saved
 
 from energon_grain import AVDecoder, DecodeFileStore, IndexFileError, RefusedError, SampleDecoder, WebdatasetFileStore
 from energon_grain.conversion import convert_dataset
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.media.container import MP4_OPTIONS, byte_ranges
 from energon_grain.media.seek_index import missing_index
 from energon_grain.prepare import MediaFilterConfig, index_videos, prepare_dataset, prepare_media
 from energon_grain.storage.byte_stream import ByteStream
-from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
 
 av = pytest.importorskip("av")

@@ -15,7 +15,7 @@ from cli_runs import run
 from metadatasets import V2, node
 
 from energon_grain import DatasetLoaderInterface, MetadatasetV2
-from energon_grain.datasets.aux_stores import AuxReference
+from energon_grain.cooking.aux_stores import AuxReference
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.formats.yaml_dialect import parse_yaml
 from energon_grain.kinds.joins.leaf import Joiner

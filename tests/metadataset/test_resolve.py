@@ -26,7 +26,7 @@ from energon_grain import (
     load_dataset,
     traverse_metadataset,
 )
-from energon_grain.datasets.aux_stores import AuxReference
+from energon_grain.cooking.aux_stores import AuxReference
 from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.errors import ConfigError, DatasetNotFoundError
 from energon_grain.kinds.joins.leaf import ArrayDataset, JoinedLeafDataset

@@ -187,6 +187,35 @@ def test_any_chunk_of_any_mixture_is_drawn_alike(data: st.DataObject) -> None:
         one, one_epoch = table.draw(int(leaf[i]), child[i : i + 1])
         assert (int(index[i]), int(epoch[i])) == (int(one[0]), int(one_epoch[0]))
         assert 0 <= index[i] < orders[leaf[i]].n
+    known = np.array([not (orders[i].shuffle and orders[i].replacement) for i in leaf])
+    assert np.array_equal(table.position_of(leaf[known], index[known], epoch[known]), child[known])
+    if not known.all():
+        with pytest.raises(ConfigError, match="with replacement"):
+            table.position_of(leaf, index, epoch)
+
+
+@pytest.mark.parametrize("orders", [ORDERS, AS_THEY_LIE], ids=["cut", "stored"])
+def test_each_sample_of_each_pass_is_found_at_its_position(orders: list[tuple[LeafOrder, int]]) -> None:
+    for order, lanes in orders:
+        table = LeafTable([LeafOrder(n=4, key=1), order], lanes)
+        index, epoch = np.divmod(np.arange(3 * order.passes * order.n), 3 * order.passes)
+        child = table.position_of(1, index, epoch)
+        assert np.array_equal(np.sort(child), np.arange(len(child))), order
+        drawn = table.draw(1, child)
+        assert np.array_equal(drawn[0], index)
+        assert np.array_equal(drawn[1], epoch)
+
+
+@pytest.mark.parametrize("block", [None, 1_000])
+def test_positions_of_samples_are_exact_far_away(block: int | None) -> None:
+    order = LeafOrder(n=10**9 + 7, key=5, block=block, window=3, passes=3)
+    table = LeafTable([order, LeafOrder(n=3, key=4, block=2)], 48)
+    child = np.random.default_rng(0).integers(0, 1 << 61, 1_000)
+    leaf = (child % 2).astype(np.int32)
+    assert np.array_equal(table.position_of(leaf, *table.draw(leaf, child)), child)
+    for index, epoch in ((10**9 + 7, 0), (-1, 0), (0, -1)):
+        with pytest.raises(IndexError, match="does not exist"):
+            table.position_of(0, np.array([index]), np.array([epoch]))
 
 
 def test_sequential_keeps_the_order() -> None:

@@ -30,10 +30,10 @@ from energon_grain import (
 )
 from energon_grain.errors import ConfigError, DatasetNotFoundError, KeyNotFoundError, ReadError, StaleIndexError
 from energon_grain.formats.data_folder import DataFolder
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.kinds.array_record.source import ArrayRecordFileStore
 from energon_grain.kinds.jsonl.source import JsonlFileStore
 from energon_grain.prepare import prepare_dataset
-from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import check_store, write_tars
 
 Made = tuple[FileStore[Any], dict[str, tuple[bytes, str]], tuple[str, ...], str]

@@ -41,7 +41,7 @@ from energon_grain import (
     get_val_dataset,
     use_storage,
 )
-from energon_grain.datasets.aux_stores import open_aux, open_primary
+from energon_grain.cooking.aux_stores import open_aux, open_primary
 from energon_grain.errors import (
     ConfigError,
     DatasetNotFoundError,

@@ -25,6 +25,7 @@ from records import msgpack_record, write_records
 
 from energon_grain import WebDatasetSource, WorkerConfig, get_savable_loader, get_train_dataset, get_val_dataset
 from energon_grain.errors import IndexFileError, MissingObjectError, ReadError, StaleIndexError
+from energon_grain.formats import local_files as local
 from energon_grain.formats.columnar_header import (
     COLUMN_TYPES,
     HEADER_NAME,
@@ -37,7 +38,6 @@ from energon_grain.formats.index_pages import IndexPages
 from energon_grain.formats.nv_meta import DatasetInfo, read_info, write_info
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.columnar_build import open_columnar, write_columnar
-from energon_grain.storage import local
 from energon_grain.testing import make_blob_dataset, make_text_dataset, write_tars
 
 TEXTS = ("--sample-type", "TextSample", "--field-map", '{"text": "txt"}')

@@ -29,13 +29,13 @@ from energon_grain.errors import (
     ReadError,
     StaleIndexError,
 )
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.kinds.array_record.source import ArrayRecordSource
 from energon_grain.kinds.jsonl.lines import jsonl_index_path, open_jsonl
 from energon_grain.kinds.jsonl.source import JsonlRows
 from energon_grain.prepare import prepare_dataset
 from energon_grain.prepare.containers import PreparedSource, open_prepared
 from energon_grain.sources.rows import SelectedSource, selected
-from energon_grain.storage.local import LocalFiles
 from energon_grain.testing import write_tars
 
 Sample = tuple[str, str, list[tuple[str, bytes]]]

@@ -264,7 +264,7 @@ def test_the_rest_of_megatron_stays_and_the_real_energon_is_not_mixed_with_ours(
     (core / "__init__.py").write_text("NAME = 'core'\n")
     (tmp_path / "beside.py").write_text(BESIDE)
     first, second, third = run("beside.py", folder=tmp_path).splitlines()
-    assert first == "core megatron.energon.errors <class 'energon_grain.datasets.cooker.Cooker'>"
+    assert first == "core megatron.energon.errors <class 'energon_grain.cooking.cooker.Cooker'>"
     assert second.startswith("<function edataclass")
     assert second.endswith("False")
     assert "was already imported from elsewhere" in third

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -55,7 +56,10 @@ def require_it_goes_on(loader: Any, train: Train) -> None:
             assert next(loader).__key__ == next(other).__key__
 
 
-def test_a_worker_killed_while_its_batch_is_waited_for(train: Train, tmp_path: Path) -> None:
+def test_a_worker_killed_while_its_batch_is_waited_for(
+    train: Train, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other worker takes its chunks over; a forked one is replaced when the next run starts."""
     flag = tmp_path / "slow"
     loader = get_loader(train(num_workers=2, task_encoder=Slow(flag)), multiprocessing_context="fork")
     for _ in range(3):
@@ -64,19 +68,24 @@ def test_a_worker_killed_while_its_batch_is_waited_for(train: Train, tmp_path: P
     flag.write_text(str(before[1].pid))
     killer = threading.Timer(0.5, before[1].kill)
     killer.start()
-    with pytest.raises(WorkerError, match=rf"worker process 1 \(pid {before[1].pid}\) was killed by signal 9") as info:
-        for _ in range(1000):
-            next(loader)
-    assert "out of memory" in str(info.value)
+    while not caplog.messages:
+        next(loader)
+    assert f"worker process 1 (pid {before[1].pid}) was killed by signal 9" in caplog.text
+    assert "out of memory" in caplog.text
     flag.unlink()
     require_it_goes_on(loader, train)
+    assert len(workers()) == 1
+    loader.restore_state_rank(loader.save_state_rank())
+    next(loader)
     assert len(workers()) == 2
     loader.close()
     assert workers() == []
 
 
 @pytest.mark.parametrize("reaped_by_others", [False, True])
-def test_a_worker_killed_between_two_batches(train: Train, reaped_by_others: bool) -> None:
+def test_a_worker_killed_between_two_batches(
+    train: Train, reaped_by_others: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     loader = get_loader(train(num_workers=2), multiprocessing_context="fork")
     for _ in range(3):
         next(loader)
@@ -91,9 +100,9 @@ def test_a_worker_killed_between_two_batches(train: Train, reaped_by_others: boo
     else:
         first.join(PATIENCE_S)
         how = "was killed by signal 9"
-    with pytest.raises(WorkerError, match=rf"worker process 0 \(pid {first.pid}\) {how}"):
-        for _ in range(1000):
-            next(loader)
+    while not caplog.messages:
+        next(loader)
+    assert re.search(rf"worker process 0 \(pid {first.pid}\) {how}", caplog.text)
     require_it_goes_on(loader, train)
     loader.close()
 

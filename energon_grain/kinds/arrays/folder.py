@@ -103,6 +103,18 @@ def arrays_of(location: str) -> tuple[ArrayFolder, ...]:
     return tuple(arrays)
 
 
+def files_of(location: str) -> dict[str, str]:
+    """Path or URL of each file of an array or group, by its name below the folder, sorted; without hidden folders.
+
+    Raises ReadError.
+    """
+    if is_url(location):
+        names = shared_client(storage_settings()).list(location)
+    else:
+        names = [path.relative_to(location).as_posix() for path in Path(location).rglob("*") if path.is_file()]
+    return {name: join(location, name) for name in sorted(names) if not name.startswith(".") or "/" not in name}
+
+
 def _folders(location: str) -> set[str]:
     """The folders in a group.
 

@@ -38,7 +38,7 @@ from energon_grain.errors import (
 )
 from energon_grain.extras import needed_for
 from energon_grain.forms import encode_json
-from energon_grain.kinds.arrays.folder import ArrayFolder, arrays_of, the_array
+from energon_grain.kinds.arrays.folder import ArrayFolder, arrays_of, files_of, the_array
 from energon_grain.sources.rows import Rows
 from energon_grain.sources.source import PartFilter, RawBatch, SampleLocation, accepts, in_range
 from energon_grain.storage.location import is_url, join, located, name_of
@@ -214,6 +214,11 @@ class ArraySource:
         return len(self.shape) == 1 and self.dtype.kind in "biuf"
 
     @property
+    def data_files(self) -> dict[str, str]:
+        """All files of the array; see `Rows.data_files`."""
+        return files_of(self.path)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The array itself, unnamed, if a row is one number."""
         return ("",) if self.is_column else ()
@@ -336,6 +341,10 @@ class ArrayGroupRows(Rows):
     @property
     def shard_counts(self) -> dict[str, int]:
         return {name_of(self.path): self._count}
+
+    @property
+    def data_files(self) -> dict[str, str]:
+        return files_of(self.path)
 
     @property
     def arrays(self) -> dict[str, ArraySource]:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from energon_grain.datasets.aux_stores import AuxReference
-from energon_grain.datasets.cooker import SampleMaker, cooking
+from energon_grain.cooking.aux_stores import AuxReference
+from energon_grain.cooking.cooker import cooking
 from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.hooks import SampleMaker
 from energon_grain.datasets.leaf import LeafDataset, open_leaf
 from energon_grain.datasets.lowering import Lowering, Part
 from energon_grain.errors import ConfigError

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from energon_grain.storage.location import name_of
 from energon_grain.storage.remote import RemoteFiles, mirror_of
 
 Int64Array = npt.NDArray[np.int64]
+_SEARCHED_AT_ONCE = 1 << 18
 
 
 class MemberSource(Source, Protocol):
@@ -234,6 +236,32 @@ class JoinRows(Rows):
         """The key of each row: the primary's. Raises as `samples`."""
         return self.primary.keys(self.samples(numbers)[:, 0])
 
+    def find(self, key: str, member: int | None = None) -> list[int]:
+        """The rows with a sample of this key: of a member by its number, or of the first one that has the key."""
+        for number in range(len(self.members)) if member is None else [member]:
+            of: Any = self.members[number]
+            found = of.find(key).tolist() if hasattr(of, "find") else [int(key)] if key.isdecimal() else []
+            rows = [row for sample in found for row in self._rows_of(number, sample)]
+            if rows:
+                return rows
+        return []
+
+    def _rows_of(self, member: int, sample: int) -> list[int]:
+        """The rows with a sample of a member. Rows have the order of the primary's samples."""
+        if member == 0:
+            row = bisect_left(range(len(self.index)), sample, key=lambda row: self._sample_of(row, 0))
+            return [row] if row < len(self.index) and self._sample_of(row, 0) == sample else []
+        if sample < len(self.index) and self._sample_of(sample, member) == sample:  # as in arrays
+            return [sample]
+        found: list[int] = []
+        for at in range(0, len(self.index), _SEARCHED_AT_ONCE):
+            samples = self.samples(np.arange(at, min(at + _SEARCHED_AT_ONCE, len(self.index))))
+            found += (at + np.flatnonzero(samples[:, member] == sample)).tolist()
+        return found
+
+    def _sample_of(self, row: int, member: int) -> int:
+        return int(self.samples(np.array([row], np.int64))[0, member])
+
     def read_rows(self, numbers: Int64Array) -> JoinedBatch:
         samples = self.samples(numbers)
         primary = self.primary.read(samples[:, 0])
@@ -402,6 +430,11 @@ class JoinedSource(SelectedSource):
     def samples(self, indices: Int64Array) -> Int64Array:
         """See `JoinRows.samples`. Also raises IndexError."""
         return self._rows.samples(self.numbers(indices))
+
+    def find_in(self, member: int, key: str) -> Int64Array:
+        """(k,) the samples whose sample of a member, by its number, has a key."""
+        found = self._rows.find(key, member)
+        return np.concatenate([np.empty(0, np.int64), *map(self._selection.indices_of, found)])
 
     def locate_all(self, index: int) -> tuple[SampleLocation | None, ...]:
         """See `JoinRows.locate_all`. Raises IndexError when `index` is out of range."""

@@ -33,9 +33,9 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.columnar_header import index_cache_folder, read_or_map, release_pages
 from energon_grain.formats.columns import Measured
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.samplers.hashing import fold
 from energon_grain.storage.byte_store import ByteStore
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, located, name_of
 from energon_grain.storage.remote import (
     UNVERSIONED,

@@ -25,13 +25,13 @@ from energon_grain.errors import (
     RangeError,
     public,
 )
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.formats.sqlite_index import MediaTable
 from energon_grain.samples.media_metadata import AVMetadata, ImageMetadata
 from energon_grain.samples.sample import SourceInfo
 from energon_grain.sources.file_store import FileStore, OwnFileStore, T_co, with_sources
 from energon_grain.sources.source import LazyFrom
 from energon_grain.storage.byte_stream import ByteStream
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.remote import ObjectClient, ObjectRange, address_of, remote_files, shared_client
 from energon_grain.storage.settings import StorageSettings, storage_settings

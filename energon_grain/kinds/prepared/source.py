@@ -121,6 +121,11 @@ class IndexedRows(Rows):
         return dict(zip(self._index.shards, np.diff(self._shard_first).tolist(), strict=True))
 
     @property
+    def data_files(self) -> Mapping[str, str]:
+        names = self._index.shards
+        return dict(zip(names, self._folder.shards(names), strict=True))
+
+    @property
     def part_names(self) -> tuple[str, ...]:
         """Names of the parts that a read may return."""
         names = self._index.part_names
@@ -139,6 +144,17 @@ class IndexedRows(Rows):
 
     def keys(self, numbers: Int64Array) -> list[str]:
         return self._index.keys(numbers)
+
+    def find(self, key: str) -> list[int]:
+        """See `Rows.find`. Also finds `shard/key`, as `which` prints it."""
+        found = self._index.find(key)
+        if found is not None:
+            return [found]
+        for shard in (name for name in self._index.shards if key.startswith(f"{name}/")):
+            found = self._index.find(key.removeprefix(f"{shard}/"))
+            if found is not None and self.shards(np.array([found]))[0] == shard:
+                return [found]
+        return []
 
     def _shard_of(self, numbers: Int64Array) -> Int64Array:
         """(n,) number of the shard of each sample."""

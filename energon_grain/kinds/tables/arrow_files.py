@@ -33,10 +33,10 @@ import xxhash
 
 from energon_grain.errors import StaleIndexError
 from energon_grain.formats.data_files import Version, find_files, nothing_found, version_of
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.forms import Form
 from energon_grain.kinds.tables.files import Record, TableFiles
 from energon_grain.kinds.tables.saved_datasets import STATE_JSON, files_of_saved, refuse_splits
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import join, name_of
 from energon_grain.words import counted
 

@@ -42,9 +42,9 @@ from energon_grain.errors import (
 from energon_grain.extras import needed_for
 from energon_grain.formats.columns import ColumnFolder
 from energon_grain.formats.data_files import Version, find_files, version_of
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.forms import Form
 from energon_grain.storage.byte_store import coalesce
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import is_url, join, located
 from energon_grain.storage.remote import RemoteFiles, mirror_of, remote_files, shared_client
 from energon_grain.storage.settings import storage_settings
@@ -425,6 +425,11 @@ class TableFiles(ABC):
         """
         encoded = msgspec.msgpack.encode(self._versions)
         return self._index.with_name(f"{self._index.stem}-{xxhash.xxh3_64_hexdigest(encoded)}")
+
+    @property
+    def described_by(self) -> dict[str, str]:
+        """Path or URL of the index that lists the files, by its name; empty: there is none."""
+        return {}
 
     def column_folder(self) -> ColumnFolder:
         """The folder of their columns: beside them; in the cache folder for remote files and patterns."""

@@ -22,11 +22,11 @@ import xxhash
 
 from energon_grain.errors import DatasetNotFoundError, FormatError
 from energon_grain.formats.data_files import Version
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.forms import Form
 from energon_grain.kinds.tables.files import DAMAGED, Int64Array, Record, TableFiles
 from energon_grain.kinds.tables.mds_compression import COMPRESSED_ENDINGS, COMPRESSION, decompress
 from energon_grain.kinds.tables.mds_hashes import refuse_wrong_hash
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, join
 from energon_grain.storage.remote import read_whole
 
@@ -112,6 +112,11 @@ class MdsFiles(TableFiles):
         if not names or len(set(names)) < len(names):
             raise FormatError(f"{index}: lists {'a shard twice' if names else 'no shard'}")
         return root, names, None
+
+    @property
+    def described_by(self) -> dict[str, str]:
+        root = folder_of(self.location) if self.location.endswith(INDEX_JSON) else self.location
+        return {INDEX_JSON: join(root, INDEX_JSON)}
 
     def schema(self, file: int = 0) -> Any:
         import pyarrow as pa

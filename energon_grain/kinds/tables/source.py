@@ -278,6 +278,10 @@ class TableRows(Rows):
         return self._counts
 
     @property
+    def data_files(self) -> dict[str, str]:
+        return self.files.described_by | dict(zip(self.files.names, self.files.paths, strict=True))
+
+    @property
     def digest(self) -> str:
         return self.files.content_id
 
@@ -441,6 +445,17 @@ class TableRows(Rows):
         if self._key is not None:
             return self.read_rows(numbers).keys
         return self._usual_keys(numbers, self.files.groups.file[self._groups_of(numbers)].tolist())
+
+    def find(self, key: str) -> list[int]:
+        """See `Rows.find`. If keys are in a column, reads it."""
+        if self._key is not None:
+            keys = itertools.chain.from_iterable(self.key_blocks(self._key))
+            return [number for number, other in enumerate(keys) if other == key]
+        stem, _, row = key.rpartition("/")
+        if stem not in self._stems or not row.isdecimal():
+            return []
+        number = int(self._file_first[self._stems.index(stem)]) + int(row)
+        return [number] if number < self._first[-1] and self.keys(np.array([number])) == [key] else []
 
     def _usual_keys(self, rows: Int64Array, files: list[int]) -> list[str]:
         within = (rows - self._file_first[files]).tolist() if files else []

@@ -43,6 +43,7 @@ from energon_grain.formats.columnar_header import COLUMNS_JSON, columnar_folder,
 from energon_grain.formats.columns import COLUMNS_FOLDER
 from energon_grain.formats.data_folder import BARE_FOLDER, DataFolder
 from energon_grain.formats.dataset_config import DatasetConfig, write_dataset_config
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.formats.nv_meta import META_FOLDER, DatasetInfo, write_info
 from energon_grain.formats.scan import ShardScan
 from energon_grain.formats.splits import DEFAULT_SPLIT_CONFIG, SplitConfig, write_split_config
@@ -53,7 +54,6 @@ from energon_grain.prepare.columnar_build import open_columnar, write_columnar
 from energon_grain.prepare.listing import check_shards, find_shards, in_order, list_files
 from energon_grain.prepare.scan import PrepareProgress, ScanLog, ScannedDataset, ScannedShard, scan_dataset, shard_tasks
 from energon_grain.storage.epath import glob_to_regex
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import as_joined, is_url, join
 from energon_grain.storage.remote import has_lists, mirror_of, remote_files, shared_client
 from energon_grain.storage.settings import storage_settings

@@ -11,7 +11,7 @@ are not read.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from energon_grain.errors import (
     StaleIndexError,
 )
 from energon_grain.formats.index_pages import IndexPages
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.formats.one_file import OneFile
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.source import PartFilter, PartValue, accepts
-from energon_grain.storage.local import LocalFiles
 from energon_grain.storage.location import folder_of, is_url, located, name_of
 from energon_grain.storage.remote import RemoteFiles, mirror_of, remote_files
 from energon_grain.storage.settings import storage_settings
@@ -123,6 +123,10 @@ class TokenRows(OneFile):
     def __reduce__(self) -> tuple[Any, ...]:
         state = {"_version": self._version}  # detects a changed file
         return partial(_copied, parts=self._parts), (self._stem, self._digest), state
+
+    @property
+    def data_files(self) -> Mapping[str, str]:
+        return {name_of(path): path for path in (f"{self._stem}.idx", self.path)}
 
     @property
     def digest(self) -> str:

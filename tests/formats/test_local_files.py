@@ -23,9 +23,9 @@ from patience import PATIENCE_S
 
 from energon_grain.atomic_files import atomic_write, atomic_write_bytes, atomic_write_text, locked
 from energon_grain.errors import ReadError
-from energon_grain.storage import local
+from energon_grain.formats import local_files as local
+from energon_grain.formats.local_files import LocalFiles
 from energon_grain.storage.byte_store import MAX_SPAN_BYTES, Spans, coalesce
-from energon_grain.storage.local import LocalFiles
 
 
 def content(number: int, size: int) -> bytes:

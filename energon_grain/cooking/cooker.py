@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
-from energon_grain.datasets.aux_stores import AuxReference, PrimaryFileStore, open_aux, open_primary
-from energon_grain.datasets.hooks import HookOwner, hook_spec, overridden_hook, require_one_value
+from energon_grain.cooking.aux_stores import AuxReference, PrimaryFileStore, open_aux, open_primary
+from energon_grain.datasets.hooks import SampleMaker, hook_spec, overridden_hook, require_one_value
 from energon_grain.errors import ConfigError, public
 from energon_grain.sources.cache_pool import CachePool, NoCachePool
 from energon_grain.sources.file_store import FileStore
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.spec import Resolved
-from energon_grain.transforms.decode import SampleDecoder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -103,30 +102,6 @@ def basic_sample_keys(crude_sample: Mapping[str, Any], additional_source_info: t
     if additional_source_info:
         fields["__sources__"] = (*crude_sample["__sources__"], *additional_source_info)
     return fields
-
-
-class SampleMaker(HookOwner, Protocol):
-    """The part of a task encoder that leaves use to make samples."""
-
-    @property
-    def cookers(self) -> Sequence[Cooker]:
-        """Turn crude samples into typed samples."""
-        ...
-
-    @property
-    def decoder(self) -> SampleDecoder | None:
-        """Decodes the parts of each sample; None keeps them as bytes."""
-        ...
-
-    @property
-    def decoder_type(self) -> type[SampleDecoder]:
-        """Class of the decoders whose arguments a dataset configuration holds."""
-        ...
-
-    @property
-    def cache(self) -> CachePool:
-        """The cache that hooks use, unless the loader has another pool."""
-        ...
 
 
 def cooking(

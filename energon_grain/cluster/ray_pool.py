@@ -1,0 +1,517 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers in the actors of a Ray cluster.
+
+The pool owns the actors. Streams lease them: a chunk goes to an actor that has started, which returns the encoded
+samples. The engine keeps order, the bytes in flight, and the chunks of actors that are lost (`stream.transport`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from energon_grain.cluster.actor import Answer, Host, Probe, StageActor, cannot_open, versions
+from energon_grain.errors import ConfigError, WorkerError
+from energon_grain.extras import needed_for
+from energon_grain.processes.worker import ResultFile, ResultFiles, SampleUnpickler, pickled_spec
+from energon_grain.storage.cancellation import POLL_SECONDS, Cancelled
+from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
+from energon_grain.stream.clock import Span
+from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.stage import PureStage
+from energon_grain.stream.transport import Deaths, Lost, TransportWorkers
+from energon_grain.stream.worker_config import WorkerConfig
+
+with needed_for("reading with Ray workers", instead="use worker_type='process'"):
+    import ray
+    from ray import exceptions as ray_errors
+
+START_SECONDS = 60.0
+HEDGE_SECONDS = 2.0
+_GET_SECONDS = 10.0
+"""Time to fetch a result that is ready. Longer means that its node is gone."""
+_NAMESPACE = "energon-grain"
+_DIED = (ray_errors.RayActorError, ray_errors.NodeDiedError, ray_errors.WorkerCrashedError)
+_LOST = (*_DIED, ray_errors.ObjectLostError, ray_errors.GetTimeoutError, ray_errors.TaskCancelledError)
+
+_logger = logging.getLogger("energon_grain")
+
+
+@dataclass(eq=False, slots=True)
+class _Actor:
+    """An actor, and what is known of it.
+
+    Attributes:
+        slot: Number of its place in the pool.
+        handle: Ray's handle.
+        host: Its answer to `hello`; None: it has not started.
+        ahead_ns: How far this process's clock is ahead of its clock.
+        chunks: Number of chunks that it has.
+    """
+
+    slot: int
+    handle: Any
+    host: Host | None = None
+    ahead_ns: int = 0
+    chunks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayPoolStats:
+    """Counters of a `RayPool`.
+
+    Attributes:
+        workers: Wanted number of actors.
+        ready: Actors that take chunks.
+        near: Of these, those on this host.
+        deaths: Actors that were lost and replaced.
+        submitted_again: Chunks that were submitted again, since their actor or result was lost.
+        hedged: Chunks that were late and also went to a second actor.
+        chunks: Chunks that were encoded.
+    """
+
+    workers: int
+    ready: int
+    near: int
+    deaths: int
+    submitted_again: int
+    hedged: int
+    chunks: int
+
+
+class RayPool:
+    """Actors of a Ray cluster that encode samples for any number of loaders.
+
+    Batches are equal to those of threads. The pool outlives loaders: closing a loader leaves the actors running, for
+    the next one. Call `close`, or end the program, to end them. If an actor or its node is lost, its chunks are encoded
+    by others and a new actor is started. Training hosts need no CPUs in Ray.
+
+    Actors on this host write results to this process's memory. Results of others pass through Ray's object store, and
+    are copied once, so that they may be changed. Object stores should hold at least twice
+    `WorkerConfig.prefetch_bytes`. Images as uint8 move a quarter of the bytes of float32.
+
+    Example:
+        ray.init("auto")
+        pool = RayPool(64, name="train")
+        config = WorkerConfig.default_worker_config(workers=pool)
+
+    Args:
+        workers: Number of actors.
+        num_cpus: CPUs that Ray reserves for each. The default of 1 is right for hooks that compute.
+        name: Other programs with a pool of this name use the same actors. They end with the program that started them.
+        near: "auto": actors on this host write to this process's memory; "never": all results pass through Ray.
+        hedge_s: Seconds after which a late chunk also goes to a second actor; None: never.
+        deaths: Maximum number of lost actors within 10 minutes. More raise a `WorkerError`.
+        copy: Whether results from the object store are copied. Without, arrays are read-only, and keep their memory in
+            the object store.
+        start_s: Seconds to wait for the first actor.
+        options: Further options of the actors, such as `resources`, `runtime_env` or `scheduling_strategy`, see
+            `ray.actor.ActorClass.options`.
+
+    Raises:
+        ConfigError: The number of workers is not positive.
+        MissingPackageError: Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        num_cpus: float = 1.0,
+        name: str | None = None,
+        near: Literal["auto", "never"] = "auto",
+        hedge_s: float | None = HEDGE_SECONDS,
+        deaths: int = 100,
+        copy: bool = True,
+        start_s: float = START_SECONDS,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if near not in ("auto", "never"):
+            raise ConfigError(f"RayPool(near={near!r}): expected 'auto' or 'never'")
+        self._options = {
+            "num_cpus": num_cpus,
+            "scheduling_strategy": "SPREAD",
+            "max_restarts": 0,
+            "max_concurrency": 1,
+            **(options or {}),
+        }
+        self.name, self.near, self.copy = name, near, copy
+        self.hedge_s, self.start_s = hedge_s, start_s
+        self.deaths = Deaths(deaths)
+        self._counts = {"deaths": 0, "submitted_again": 0, "hedged": 0, "chunks": 0}
+        self._changed = threading.Condition(threading.RLock())
+        self._actors: dict[int, _Actor] = {}
+        self._leases: weakref.WeakSet[RayLease] = weakref.WeakSet()
+        self._failed: deque[str] = deque(maxlen=1)
+        self._token = os.urandom(16)
+        self._probe = ResultFile(os.memfd_create("energon-grain-probe"))
+        os.pwrite(self._probe.descriptor, self._token, 0)
+        self._workers = 0
+        self.resize(workers)
+
+    @property
+    def workers(self) -> int:
+        """Wanted number of actors."""
+        return self._workers
+
+    def lease(self, spec: StreamSpec, stage: PureStage, budget_bytes: int) -> RayLease:
+        """The workers of one stream, see `stream.workers.Pool`. Raises WorkerError if it cannot be pickled."""
+        lease = RayLease(self, spec, stage, budget_bytes)
+        self._leases.add(lease)
+        return lease
+
+    def resize(self, workers: int) -> None:
+        """Change the number of actors, also while loaders run. Actors that leave finish their chunks first.
+
+        Raises ConfigError if the number is not positive.
+        """
+        if not hasattr(workers, "__index__") or workers < 1:
+            raise ConfigError(f"RayPool: workers={workers!r}: expected a positive number")
+        with self._changed:
+            self._workers = workers
+            for slot in [slot for slot in self._actors if slot >= workers]:
+                self._actors.pop(slot).handle.__ray_terminate__.remote()
+            for slot in range(workers):
+                if slot not in self._actors:
+                    self._start(slot)
+        for lease in tuple(self._leases):
+            lease.resized(workers)
+
+    def stats(self) -> RayPoolStats:
+        """Counters since the pool was made."""
+        with self._changed:
+            ready = [actor for actor in self._actors.values() if actor.host is not None]
+            near = sum(actor.host is not None and actor.host.near for actor in ready)
+            return RayPoolStats(workers=self._workers, ready=len(ready), near=near, **self._counts)
+
+    def wait(self, actors: int = 1, timeout_s: float | None = None) -> None:
+        """Wait until actors have started.
+
+        Args:
+            actors: Number of them.
+            timeout_s: Default: `start_s`.
+
+        Raises:
+            WorkerError: They did not start in time.
+        """
+        until = time.monotonic() + (self.start_s if timeout_s is None else timeout_s)
+        with self._changed:
+            while self.stats().ready < actors:
+                if time.monotonic() > until:
+                    raise self._not_started()
+                self._changed.wait(POLL_SECONDS)
+
+    def _start(self, slot: int) -> None:
+        options = dict(self._options)
+        if self.name is not None:
+            options |= {"name": f"{self.name}-{slot}", "namespace": _NAMESPACE, "get_if_exists": True}
+        handle = (
+            cast("Any", ray.remote(StageActor)).options(**options).remote(slot, [entry for entry in sys.path if entry])
+        )
+        actor = self._actors[slot] = _Actor(slot, handle)
+        threading.Thread(
+            target=_welcome, args=(weakref.ref(self), actor), name="energon-grain-ray", daemon=True
+        ).start()
+
+    def greet(self, actor: _Actor) -> None:
+        """Learn about an actor that has started; it gets chunks from then on."""
+        best: tuple[int, int, Host] | None = None
+        probe = Probe.of(self._probe.descriptor, self._token)
+        for _ in range(3):  # the first call waits for the start; the quickest one tells the clock best
+            before = time.perf_counter_ns()
+            host = Host(*ray.get(actor.handle.hello.remote(probe)))
+            after = time.perf_counter_ns()
+            if best is None or after - before < best[0]:
+                best = after - before, (before + after) // 2 - host.clock_ns, host
+        assert best is not None
+        _, actor.ahead_ns, actor.host = best[0], best[1], self._checked(best[2])
+        with self._changed:
+            self._changed.notify_all()
+
+    def _checked(self, host: Host) -> Host:
+        python, library = versions()
+        if (host.python, host.library) != (python, library):
+            raise WorkerError(
+                f"the Ray worker on node {host.node} has Python {host.python} and energon-grain {host.library}, this "
+                f"process has Python {python} and energon-grain {library}: install the same versions on every node"
+            )
+        return host if self.near == "auto" else host._replace(near=False)
+
+    def not_welcome(self, actor: _Actor, error: Exception) -> None:
+        """An actor did not start. Another is tried, unless the pool shrank."""
+        with self._changed:
+            self._failed.append(str(error))
+            if self._actors.get(actor.slot) is not actor:
+                return
+            del self._actors[actor.slot]
+            if isinstance(error, _LOST) and actor.slot < self._workers:
+                self._start(actor.slot)
+            self._changed.notify_all()
+
+    def choose(self, avoid: Sequence[_Actor], lease: RayLease) -> _Actor:
+        """The actor with the fewest chunks. Raises WorkerError if none starts in time."""
+        until = time.monotonic() + self.start_s
+        with self._changed:
+            while True:
+                if lease.stopping:
+                    raise Cancelled
+                ready = [actor for actor in self._actors.values() if actor.host is not None]
+                if ready:
+                    actor = min(ready, key=lambda each: (each in avoid, each.chunks))
+                    actor.chunks += 1
+                    self._counts["hedged"] += bool(avoid)
+                    return actor
+                if not self._actors or time.monotonic() > until:
+                    raise self._not_started()
+                self._changed.wait(POLL_SECONDS)
+
+    def _not_started(self) -> WorkerError:
+        if self._failed:
+            return WorkerError(self._failed[-1])
+        free = ray.available_resources()
+        return WorkerError(
+            f"no Ray worker started within {self.start_s:g} s. {self._workers} workers request "
+            f"{self._options['num_cpus']:g} CPUs each, and the cluster has {free.get('CPU', 0):g} free CPUs: "
+            f"add nodes, use fewer workers, or lower num_cpus"
+        )
+
+    def returned(self, actor: _Actor, *, done: bool = False, lost: bool = False) -> None:
+        """A chunk has left an actor."""
+        with self._changed:
+            actor.chunks -= 1
+            self._counts["chunks"] += done
+            self._counts["submitted_again"] += lost
+
+    def died(self, actor: _Actor) -> None:
+        """An actor is lost: start another, once."""
+        with self._changed:
+            if self._actors.get(actor.slot) is actor:
+                self._counts["deaths"] += 1
+                self._start(actor.slot)
+
+    def close(self) -> None:
+        """End the actors. Loaders that still use them raise a `WorkerError`. May be called repeatedly."""
+        with self._changed:
+            self._workers = 0
+            actors = [*self._actors.values()]
+            self._actors.clear()
+            self._changed.notify_all()
+        for actor in actors:
+            with suppress(Exception):  # Ray itself may have ended
+                ray.kill(actor.handle)
+
+    def __enter__(self) -> RayPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _welcome(pool: weakref.ref[RayPool], actor: _Actor) -> None:
+    """Runs in a thread, since an actor may start only when the cluster has grown."""
+    found = pool()
+    if found is None:
+        return
+    try:
+        found.greet(actor)
+    except Exception as error:
+        found.not_welcome(actor, error)
+
+
+@dataclass(eq=False, slots=True)
+class _Ticket:
+    """A chunk that an actor has.
+
+    Attributes:
+        ref: Ray's reference to the result.
+        file: The file for the result; None: it passes through the object store.
+        asked_ns: When it was submitted.
+    """
+
+    actor: _Actor
+    ref: Any
+    file: ResultFile | None
+    asked_ns: int = field(default_factory=time.perf_counter_ns)
+
+
+_Result = tuple[list[Any], int, int, int, int]
+"""Parts for `SampleUnpickler`; start and end, how far this clock is ahead of the actor's, and arrival."""
+
+
+class RayLease:
+    """The workers of one stream: its `stream.workers.WorkerPool` and `stream.transport.Transport`."""
+
+    def __init__(self, pool: RayPool, spec: StreamSpec, stage: PureStage, budget_bytes: int) -> None:
+        self._pool = pool
+        self._sources = stage.sources
+        self._budget_bytes = budget_bytes
+        pickled = pickled_spec(dataclasses.replace(spec, program=None), otherwise="use worker_type='thread'")
+        self._digest = hashlib.sha256(pickled).hexdigest()
+        self._spec = ray.put(pickled)
+        self._files = ResultFiles(most=4 * pool.workers + 4)
+        self._opened = False
+        self._running: weakref.ref[RayWorkers] | None = None
+        self.stopping = False
+
+    @property
+    def workers(self) -> int:
+        """Number of actors of the pool."""
+        return max(1, self._pool.workers)
+
+    @property
+    def hedge_s(self) -> float | None:
+        return self._pool.hedge_s
+
+    @property
+    def deaths(self) -> Deaths:
+        return self._pool.deaths
+
+    @property
+    def shares(self) -> Literal["memory", "disk", "nothing"]:
+        """Whether this host's disk is that of all actors that have started."""
+        self._pool.wait()
+        stats = self._pool.stats()
+        return "disk" if stats.near == stats.ready else "nothing"
+
+    def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> RayWorkers:
+        """Make the actors encode chunks. Raises WorkerError if none can open the data."""
+        self.stopping = False
+        self._open()
+        workers = RayWorkers(self, chunks, pace, self._budget_bytes)
+        self._running = weakref.ref(workers)
+        return workers
+
+    def _open(self) -> None:
+        """Let one actor open the data, so that missing paths and modules are errors of the first batch."""
+        if self._opened:
+            return
+        actor = self._pool.choose((), self)
+        try:
+            opened = actor.handle.open.remote(self._digest, self._spec)
+            failed = cast("str | None", ray.get(opened, timeout=self._pool.start_s))
+            if failed is not None:
+                assert actor.host is not None
+                raise WorkerError(cannot_open(actor.host.node, failed))
+            self._opened = True
+        except _DIED:
+            self._pool.died(actor)  # the first chunks find out the rest
+        finally:
+            self._pool.returned(actor)
+
+    def resized(self, workers: int) -> None:
+        """Use another number of actors."""
+        running = None if self._running is None else self._running()
+        if running is not None:
+            running.resize_workers(workers)
+
+    def submit(self, message: bytes, avoid: Sequence[_Ticket] = ()) -> _Ticket:
+        actor = self._pool.choose([ticket.actor for ticket in avoid], self)
+        try:
+            assert actor.host is not None
+            if not actor.host.near:
+                return _Ticket(actor, actor.handle.run.remote(self._digest, self._spec, message), None)
+            file = self._files.take()
+            probe = Probe.of(file.descriptor)
+            return _Ticket(actor, actor.handle.run_into.remote(self._digest, self._spec, message, probe), file)
+        except BaseException:
+            self._pool.returned(actor)
+            raise
+
+    def wait(self, tickets: Sequence[_Ticket], timeout_s: float) -> Sequence[_Ticket]:
+        done, _ = ray.wait([ticket.ref for ticket in tickets], num_returns=1, timeout=timeout_s)
+        return [ticket for ticket in tickets if ticket.ref in done]
+
+    def result(self, ticket: _Ticket) -> _Result:
+        actor, lost = ticket.actor, True
+        try:
+            found: Any = ray.get(ticket.ref, timeout=_GET_SECONDS)
+            if found is None:
+                raise Cancelled  # this process has closed the file
+            lost = False
+        except _LOST as error:
+            died = isinstance(error, _DIED)
+            if died:
+                self._pool.died(actor)
+            node = "" if actor.host is None else f" on node {actor.host.node}"
+            text = f"Ray worker {actor.slot}{node} was lost ({type(error).__name__})"
+            raise Lost(text, worker=actor if died else None) from error
+        except ray_errors.RayError as error:
+            raise WorkerError(f"a Ray worker failed: {error}") from error
+        finally:
+            self._pool.returned(actor, done=not lost, lost=lost)
+        parts, began_ns, ended_ns = Answer(*found)
+        arrived_ns = time.perf_counter_ns()
+        if ticket.file is not None:
+            return self._files.parts(ticket.file, [*parts]), began_ns, ended_ns, actor.ahead_ns, arrived_ns
+        return self._written([*parts]), began_ns, ended_ns, actor.ahead_ns, arrived_ns
+
+    def _written(self, parts: list[Any]) -> list[Any]:
+        """Parts from the object store, where they are read-only; copied, if the pool says so."""
+        return [parts[0], *(np.copy(part) if self._pool.copy else part for part in parts[1:])]
+
+    def forget(self, ticket: _Ticket) -> None:
+        """Cancel it. Its file is not used again: the actor may still write to it."""
+        self._pool.returned(ticket.actor)
+        with suppress(Exception):
+            ray.cancel(ticket.ref)
+
+    def load(self, chunk: Chunk, result: _Result) -> tuple[Encoded | BaseException, float]:
+        """The unpickled chunk, with times on this process's clock, and the seconds that the actor took."""
+        parts, made_ns, ended_ns, ahead_ns, arrived_ns = result
+        began_ns = time.perf_counter_ns()
+        encoded: Any = SampleUnpickler(parts[0], parts[1:], self._sources).load()
+        if isinstance(encoded, BaseException):
+            return encoded, 0.0
+        if encoded.work is not None:
+            now_ns, spans = time.perf_counter_ns(), encoded.work.spans
+            spans[:] = [span._replace(begin_ns=span.begin_ns + ahead_ns) for span in spans]
+            sent_ns = spans[-1].begin_ns + spans[-1].wall_ns
+            spans.append(
+                Span("pipeline", "send", "workers", sent_ns, max(0, arrived_ns - sent_ns), 0, len(chunk.draws))
+            )
+            spans.append(Span("pipeline", "receive", "main", began_ns, now_ns - began_ns, 0, len(chunk.draws)))
+        return cast("Encoded", encoded), (ended_ns - made_ns) / 1e9
+
+    def close(self) -> None:
+        """End the lease. The actors go on."""
+        self.stopping = True
+        self._spec = None
+        self._files.close()
+
+
+class RayWorkers(TransportWorkers):
+    """Encoded chunks from Ray actors."""
+
+    def __init__(self, lease: RayLease, chunks: Iterator[Chunk], pace: ChunkPace, budget_bytes: int) -> None:
+        self._lease = lease
+        super().__init__(lease, chunks, pace, budget_bytes)
+
+    def stop(self) -> None:
+        self._lease.stopping = True
+        super().stop()
+
+
+class OwnRayPool(RayLease):
+    """The lease of a pool that ends with it, for `WorkerConfig(worker_type="ray", num_workers=n)`."""
+
+    def close(self) -> None:
+        super().close()
+        self._pool.close()
+
+
+def own_ray_pool(spec: StreamSpec, stage: PureStage, config: WorkerConfig, workers: int) -> OwnRayPool:
+    """A pool of `workers` actors for one stream. See `stream.workers.OwnPool`."""
+    return OwnRayPool(RayPool(workers), spec, stage, config.prefetch_bytes)
