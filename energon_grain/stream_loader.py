@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import EnergonGrainError, StateError, public, shorten
 from energon_grain.history.leaf_of import leaf_names, leaf_of_items
+from energon_grain.history.suspects import Blame
 from energon_grain.history.uses import Seen, Uses
 from energon_grain.host_processes import HostProcesses, broadcast_state, gather_cursor
 from energon_grain.lazy_names import by_name
@@ -344,7 +345,7 @@ class StreamLoader(OneSubscript[Item]):
         """
         return by_name(_RECEIPT)(self._stream, allow_missing=allow_missing)
 
-    def blame(self, losses: Any, **options: Any) -> Any:
+    def blame(self, losses: Any, **options: Any) -> Blame:
         """Rank samples, shards and datasets by how much of the run's unusual losses they explain.
 
         `print` the result. Usually no data is read.

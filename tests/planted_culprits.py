@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from energon_grain import SkipSample, Stream, TaskEncoder, WorkerConfig, get_train_dataset
+from energon_grain.history.suspects import Blame
 from energon_grain.prepare import prepare_dataset
+from energon_grain.stream.extensions import BLAME
 from energon_grain.stream.run import SampleRecord
 from energon_grain.testing import make_text_dataset
 
@@ -26,6 +28,11 @@ def open_run(path: Path | str, *, batch_size: int = BATCH, hosts: int = 1, **opt
         "worker_config": WorkerConfig(rank=0, world_size=hosts, num_workers=0, any_host=bool),
     }
     return Stream.of(get_train_dataset(path, batch_size=batch_size, **(settings | options)))
+
+
+def blame_run(stream: Stream, losses: Any, **options: Any) -> Blame:
+    """Blame the samples of a run, as `loader.blame`."""
+    return stream.ask(BLAME, losses, **options)
 
 
 def losses_of(
@@ -77,3 +84,14 @@ class Packing(TaskEncoder):
 
     def pack_selected_samples(self, samples: list[Any]) -> Any:
         return samples[0]
+
+
+class Filtering(TaskEncoder):
+    """Drops a few samples, which moves the later ones of their lanes up."""
+
+    __default_failure_tolerance__ = 0
+
+    def encode_sample(self, sample: Any) -> Any:
+        if int(sample.__key__) % 50 == 7:
+            raise SkipSample
+        return sample

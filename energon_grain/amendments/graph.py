@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -61,12 +61,12 @@ class _Graph:
     def blend(self, mixture: Mixture) -> SavableDataset:
         """The description of a mixture, and all below."""
         children = tuple(self._over(child) for child in mixture.children)
-        schedule = tuple((_start(start), tuple(map(_number, weights))) for start, weights in mixture.segments)
+        schedule = [(_start(start), tuple(map(_number, weights))) for start, weights in mixture.segments]
         node = mixture.node or self._root.node
         if isinstance(node, BlendEpochizedDataset):
-            return amended_epochs(node, children, schedule)
+            return amended_epochs(node, children, tuple(schedule))
         assert node is not None
-        blend = amended_blend(node, children, schedule)
+        blend = amended_blend(node, children, _resumed(mixture, schedule))
         put(blend, per_step=mixture.per_step or False)
         return blend
 
@@ -95,6 +95,19 @@ class _Graph:
 
 def _start(start: int | str) -> int | AmendedAt:
     return AmendedAt(int(start[1:]), start[0] == "~") if isinstance(start, str) else start
+
+
+def _resumed(
+    mixture: Mixture, schedule: list[tuple[Any, tuple[int | Fraction, ...]]]
+) -> tuple[tuple[Any, tuple[int | Fraction, ...]], ...]:
+    """The segments of a mixture with its anchors."""
+    if mixture.anchor is not None:
+        schedule[0] = mixture.anchor, schedule[0][1]
+    if mixture.resumed is not None:
+        known = mixture.resumed.number - (0 if mixture.anchor is None else mixture.anchor.number)
+        earlier, schedule = schedule[:known], schedule[known:]
+        schedule[0] = replace(mixture.resumed, earlier=earlier), schedule[0][1]
+    return tuple(schedule)
 
 
 def _number(weight: int | str) -> int | Fraction:

@@ -12,6 +12,7 @@ Source of the rounds: item q is at round ceil((q - l) / L) of lane l, or behind 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import logging
 import zlib
@@ -24,12 +25,18 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.amendments import mixture as mixtures
+from energon_grain.amendments import anchors, mixture as mixtures
 from energon_grain.amendments.change import Change
 from energon_grain.amendments.cuts import AnyHost, Cut, cut_of, is_plain, order_of, require_cut
 from energon_grain.amendments.graph import graph_of
 from energon_grain.amendments.held import operators_above, without_held
-from energon_grain.amendments.lane_rows import pack_lane_rows, unpack_lane_rows, unpacked_log
+from energon_grain.amendments.lane_rows import (
+    pack_anchors,
+    pack_lane_rows,
+    unpack_anchors,
+    unpack_lane_rows,
+    unpacked_log,
+)
 from energon_grain.amendments.lanes import LanesBefore
 from energon_grain.amendments.mixture import Mixture, Unit
 from energon_grain.datasets.dataset import SavableDataset
@@ -37,6 +44,7 @@ from energon_grain.datasets.mixtures import BlendLanes
 from energon_grain.datasets.stream_map import IterateLanes
 from energon_grain.errors import AmendmentError, ConfigError, SkipSample, StateError
 from energon_grain.samplers.blend import Blend, StepBlend, lane_rounds
+from energon_grain.samplers.routing import RouteTree
 from energon_grain.stream.cursor import Cursor, from_cursor, remember_plans, restored, saved_manifest
 from energon_grain.stream.drops import Dropped
 from energon_grain.stream.passes import PassPlan, Progress, Share
@@ -45,6 +53,8 @@ from energon_grain.stream.state import Rounds, walk
 from energon_grain.stream.stream import Held
 
 Int64Array = npt.NDArray[np.int64]
+KEPT = 32
+"""The last amendments, which are in every state. Earlier ones are in saved states."""
 _logger = logging.getLogger("energon_grain")
 
 
@@ -175,34 +185,111 @@ class Amendments:
         )
         return self.spec
 
-    def texts(self, share: Share) -> list[str]:
-        """The field of a state: the log, which is the same on all hosts, and rounds of this host's lanes."""
+    def texts(self, share: Share, *, saved: bool) -> list[str]:
+        """The field of a state: the log, which is the same on all hosts, and `ahead` of this host's lanes.
+
+        After more than `KEPT` amendments these are the last ones, followed by the anchors of their mixture. A saved
+        state then has the texts of all amendments, too.
+        """
+        if saved not in self._texts:
+            last = self._last()
+            texts = self._own_texts(share) if last is None or saved else []
+            self._texts[saved] = texts if last is None else [*last._own_texts(share), *texts]
+        return self._texts[saved]
+
+    def _own_texts(self, share: Share) -> list[str]:
         cuts = ([] if cut is None else [cut.position, cut.step, cut.epoch] for cut in self.cuts)
-        made = [[*step, *cut] for step, cut in zip(self.steps, cuts, strict=True)]
-        said = json.dumps([mixtures.packed(self.mixture), made], separators=(",", ":"), ensure_ascii=False)
+        steps = [[*step, *cut] for step, cut in zip(self.steps, cuts, strict=True)]
+        log = [mixtures.packed(self.mixture), steps, *([list(self.before)] if self.before[0] else [])]
+        said = json.dumps(log, separators=(",", ":"), ensure_ascii=False)
         rows = [*self.ahead]
         for each in mixtures.own_states(self.mixture):
             rows += self.begins_of(share, each)
         own = [row[share.host :: share.hosts] for row in rows] if share.whole_lanes else []
-        return [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(own)]
+        texts = [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(own)]
+        if not self.before[0]:
+            return texts
+        known = anchors.rows_of(self.mixture, share.lanes)
+        return [*texts, pack_anchors(known[:, share.host :: share.hosts] if self.differs else known)]
+
+    def _last(self) -> Amendments | None:
+        """The last of them alone; None: these are few, or the mixture has no anchors."""
+        count = len(self.steps) - KEPT
+        moved = any(len(same) > 1 for same in mixtures.holders(self.mixture).values())
+        routes = None if self.spec is None or count <= 0 or moved else routes_of(self.spec)
+        mixture = anchors.shortened(self.mixture, routes, count)
+        waiting = (cut is not None and cut.position > self.steps[count][1] for cut in self.cuts[: max(0, count)])
+        if mixture is None or any(waiting):
+            return None
+        return Amendments(
+            mixture=mixture,
+            steps=self.steps[count:],
+            cuts=self.cuts[count:],
+            ahead=self.ahead[count:],
+            before=(self.before[0] + count, self.digests[count - 1]),
+            digests=self.digests[count:],
+            differs=self.differs,
+        )
 
     @classmethod
     def of_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
         """Read the field of a state, for the lanes of a host. Raises StateError if it is damaged or of other lanes."""
         try:
-            tree, rows = unpacked_log(texts[0])
-            mixture = mixtures.unpacked(tree)
-            if not isinstance(mixture, Mixture):
-                raise ValueError("it has no blend")
-            steps = [(int(step), int(item), str(note)) for step, item, note, *_ in rows]
-            cuts = [_cut_in(cut) for _, _, _, *cut in rows]
-            own = list(mixtures.own_states(mixture))
-            ahead, *taken_rows = _lane_rows(texts[1], len(steps), 1 + len(own), share, saved_by)
+            if len(texts) <= 4:  # the fourth is the name of a file with the rest, see `log_file`
+                return cls._of_own_texts(texts, share, saved_by)
+            last, whole = (cls._of_own_texts(each, share, saved_by) for each in (texts[:3], texts[3:]))
+            anchors.resume(whole.mixture, last.mixture)
         except (ValueError, TypeError, LookupError, AttributeError, zlib.error, RecursionError) as error:
             raise StateError(f"the state's 'amendments' are damaged: {error}") from error
-        for each, taken in zip(own, taken_rows, strict=True):
+        return whole
+
+    @classmethod
+    def _of_own_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
+        tree, rows, *before = unpacked_log(texts[0])
+        mixture = mixtures.unpacked(tree)
+        if not isinstance(mixture, Mixture):
+            raise ValueError("it has no blend")
+        steps = [(int(step), int(item), str(note)) for step, item, note, *_ in rows]
+        cuts = [_cut_in(cut) for _, _, _, *cut in rows]
+        states = list(mixtures.own_states(mixture))
+        ahead, *taken_rows = _lane_rows(texts[1], len(steps), 1 + len(states), share, saved_by)
+        for each, taken in zip(states, taken_rows, strict=True):
             each.taken = dict(enumerate(taken))
-        return cls(mixture=mixture, steps=steps, cuts=cuts, ahead=ahead)
+        found = cls(mixture=mixture, steps=steps, cuts=cuts, ahead=ahead, differs=bool(texts[1]))
+        if before:
+            found.before = int(before[0][0]), str(before[0][1])
+            own = unpack_anchors(texts[2])
+            found.differs |= own.shape[1] != share.lanes
+            anchors.take_rows(mixture, _lanes_of(own, share, saved_by, differs=found.differs))
+        found.digest()
+        return found
+
+
+def routes_of(spec: StreamSpec) -> RouteTree | None:
+    """The routers of a stream that has one order; None: it has several, or none."""
+    orders = [spec.index_map] if spec.program is None else [feed.order for feed in spec.program.feeds]
+    return None if len(orders) != 1 or orders[0] is None else orders[0].routes
+
+
+def _lanes_of(rows: Int64Array, share: Share, saved_by: tuple[int, int], *, differs: bool) -> Int64Array:
+    """Numbers of all lanes; those of other hosts are 0 if they differ, as for `Amendments.begin`."""
+    if rows.shape[1] == share.lanes and not differs:
+        return rows
+    own = slice(share.host, None, share.hosts)
+    if rows.shape[1] == share.lanes:
+        rows = rows[:, own]
+    elif saved_by != (share.host, share.hosts):
+        raise _own_lanes_only(saved_by)
+    found = np.zeros((len(rows), share.lanes), np.int64)
+    found[:, own] = rows
+    return found
+
+
+def _own_lanes_only(saved_by: tuple[int, int]) -> StateError:
+    return StateError(
+        f"the state of host {saved_by[0]} of {saved_by[1]} knows where amendments begin in its own lanes only; save "
+        f"with `save_state_global` or the checkpoint handler, which keep all hosts'"
+    )
 
 
 def _cut_in(row: list[Any]) -> Cut | None:
@@ -225,10 +312,7 @@ def _lane_rows(
         if len(found) != amendments * kinds:
             raise ValueError(f"it has {len(found)} rows of lanes for {amendments} amendments and {kinds} blends")
         if hosts not in (1, share.hosts) or (hosts > 1 and host != share.host):
-            raise StateError(
-                f"the state of host {host} of {hosts} knows where amendments begin in its own lanes only; save with "
-                f"`save_state_global` or the checkpoint handler, which keep all hosts'"
-            )
+            raise _own_lanes_only(saved_by)
         share.require_whole_lanes("the mixture was amended, and samples were dropped or held then")
         rows[:, :, host::hosts] = found.reshape(kinds, amendments, -1)
     return [list(each) for each in rows]
@@ -443,6 +527,8 @@ def record(
     amendments.steps.append((progress.step, progress.item, note))
     amendments.cuts.append(cut)
     amendments.ahead.append(whole)
+    amendments.differs |= bool(whole.any())
+    amendments.digest()
 
 
 def _check_choices(mixture: Mixture, spec: StreamSpec, share: Share, progress: Progress) -> None:
@@ -524,12 +610,12 @@ def configured(dataset: SavableDataset, plain: StreamSpec) -> Mixture:
     """
     manifest = json.loads(json.dumps(plain.manifest()))
     found = mixtures.described(manifest["mixture"], manifest["leaves"])
-    if found is None:
-        raise AmendmentError("the stream cannot be amended: its outermost dataset is not a blend")
-    if found.in_lanes:
+    if found is not None and found.in_lanes:
         _require_items(plain)
     else:
         require_cut(order_of(plain))
+    if found is None:
+        raise AmendmentError("the stream cannot be amended: its outermost dataset is not a blend")
     above = () if plain.program is None else operators_above(plain.program.root)
     if any(isinstance(operator, IterateLanes) for operator, _ in above):
         raise AmendmentError(

@@ -20,25 +20,23 @@ _MAX_TEXT = 1 << 24
 
 
 def merged(ordered: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The log, which all hosts have, and how far each lane had read beyond its items at each amendment."""
-    logs = [cursor.get("amendments", [""])[0] for cursor in ordered]
-    if len(set(logs)) != 1:
+    """The texts of all hosts as those of one: logs, which all hosts have alike, and numbers of each host's lanes."""
+    texts = [cursor.get("amendments", [""]) for cursor in ordered]
+    logs = {(len(each), *(text for at, text in enumerate(each) if at % 3 == 0)) for each in texts}
+    if len(logs) != 1:
         raise StateError(
-            f"the hosts' states do not match: the mixture was amended differently on some hosts ({_said(logs)}); call "
-            f"`amend` with the same arguments at the same step on every host"
+            f"the hosts' states do not match: the mixture was amended differently on some hosts "
+            f"({_said([each[0] for each in texts])}); call `amend` or `reweight` with the same arguments at the same "
+            f"step on every host"
         )
-    texts = [cursor["amendments"][1] for cursor in ordered]
-    if not any(texts):
-        return [logs[0], ""]
-    lanes, hosts = ordered[0]["lanes"], len(ordered)
+    lanes, merging = ordered[0]["lanes"], (None, _merged_ahead, merged_anchors)
     try:
-        own = [unpack_lane_rows(text, lanes // hosts) for text in texts]
-        ahead = np.zeros((max(map(len, own)), lanes), np.int64)
-        for host, rows in enumerate(own):
-            ahead[:, host::hosts] = rows if len(rows) else 0
+        return [
+            texts[0][at] if at % 3 == 0 else merging[at % 3]([each[at] for each in texts], lanes)  # pyright: ignore
+            for at in range(len(texts[0]))
+        ]
     except ValueError as error:
         raise StateError(f"the hosts' states do not fit together: their 'amendments' are damaged: {error}") from error
-    return [logs[0], pack_lane_rows(ahead)]
 
 
 def _said(logs: Sequence[str]) -> str:
@@ -54,7 +52,7 @@ def _last(log: str) -> str:
     if not log:
         return "no amendments"
     try:
-        tree, steps = unpacked_log(log)
+        tree, steps, *_ = unpacked_log(log)
         step, _, note = steps[-1]
         weights = tree[1][-1][1]
     except (ValueError, TypeError, LookupError, zlib.error, RecursionError):
@@ -70,6 +68,40 @@ def unpacked_log(text: str) -> Any:
     if not unpacking.eof:
         raise ValueError("it is cut short")
     return json.loads(said)
+
+
+def _merged_ahead(texts: Sequence[str], lanes: int) -> str:
+    """How far each lane had read beyond its items at each amendment."""
+    hosts = len(texts)
+    own = [unpack_lane_rows(text, lanes // hosts) for text in texts]
+    ahead = np.zeros((max(map(len, own)), lanes), np.int64)
+    for host, rows in enumerate(own):
+        ahead[:, host::hosts] = rows if len(rows) else 0
+    return pack_lane_rows(ahead)
+
+
+def merged_anchors(texts: Sequence[str], lanes: int) -> str:
+    """The anchors, which hosts know in their own lanes if any samples were dropped or held there; else in all lanes."""
+    hosts, anchors = len(texts), [unpack_anchors(text) for text in texts]
+    if all(rows.shape[1] == lanes for rows in anchors):
+        return texts[0]
+    found = np.zeros((len(anchors[0]), lanes), np.int64)
+    for host, rows in enumerate(anchors):
+        found[:, host::hosts] = rows[:, host::hosts] if rows.shape[1] == lanes else rows
+    return pack_anchors(found)
+
+
+def pack_anchors(rows: npt.NDArray[np.int64]) -> str:
+    """Numbers of each lane, (n, lanes), as a text that says how many lanes there are."""
+    return f"{rows.shape[1]}:{pack_lane_rows(rows)}"
+
+
+def unpack_anchors(text: str) -> npt.NDArray[np.int64]:
+    """The rows of `pack_anchors`. Raises ValueError if the text is damaged."""
+    lanes, _, packed = text.partition(":")
+    if not lanes.isdecimal() or not 0 < int(lanes) <= _MAX_ROWS:
+        raise ValueError("its anchor has no number of lanes")
+    return unpack_lane_rows(packed, int(lanes))
 
 
 def pack_lane_rows(rows: Sequence[npt.NDArray[np.int64]] | npt.NDArray[np.int64]) -> str:

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -71,30 +72,61 @@ def amended_now(
     cut = None
     if not amendments.mixture.in_lanes:
         cut = cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
+    place = _Place(plain, running, share, progress, note, cut)
     if not add and not remove:
-        left = {unit.number for unit in mixtures.drawn(amendments.mixture)}
-        changed = _reweighted(
-            amendments, plain, share, progress, dict(weights or {}), note, cut, running=running, smooth=smooth
-        )
-        if not changed and not smooth:
-            raise AmendmentError(_NOTHING)
-        done = amendments if changed else before
-        spec = plain if done is None else done.spec or done.compiled(dataset, plain, share)
-        left -= {unit.number for unit in mixtures.drawn(amendments.mixture)}
-        progress, dropped = without_left(spec, progress, amendments.mixture, left, held)
-        return Amended(spec=spec, amendments=done, progress=progress, dropped=dropped)
-    new = mixtures.copied(amendments.mixture)
-    for each in mixtures.blends(new):  # plans of blends that do not change stay
-        each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
-    for same in mixtures.holders(new).values():
-        for unit in same[:-1]:  # it moved on
-            _take_out(new, unit)
+        return _only_weights(amendments, before, dataset, place, dict(weights or {}), smooth=smooth, held=held)
+    new = _new_of(amendments.mixture)
     _change(new, dict(weights or {}), dict(add or {}), list(remove), amendments.resolved)
     change = Change(amendments.mixture, new)
     found = appended(amendments, change, dataset, plain, running, share, progress, note, cut, removed=False, held=held)
     if found is None:
         raise AmendmentError(_NOTHING)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a stream is that changes, and why: the arguments of `amended_now`, and the cut of its order."""
+
+    plain: StreamSpec
+    running: StreamSpec
+    share: Share
+    progress: Progress
+    note: str
+    cut: Cut | None
+
+
+def _only_weights(
+    amendments: Amendments,
+    before: Amendments | None,
+    dataset: SavableDataset,
+    place: _Place,
+    weights: dict[str, Weight],
+    *,
+    smooth: bool,
+    held: Held,
+) -> Amended:
+    """The stream after a change of the weights of one blend."""
+    left = {unit.number for unit in mixtures.drawn(amendments.mixture)}
+    changed = _reweighted(amendments, place, weights, smooth=smooth)
+    if not changed and not smooth:
+        raise AmendmentError(_NOTHING)
+    done = amendments if changed else before
+    spec = place.plain if done is None else done.spec or done.compiled(dataset, place.plain, place.share)
+    left -= {unit.number for unit in mixtures.drawn(amendments.mixture)}
+    progress, dropped = without_left(spec, place.progress, amendments.mixture, left, held)
+    return Amended(spec=spec, amendments=done, progress=progress, dropped=dropped)
+
+
+def _new_of(mixture: Mixture) -> Mixture:
+    """The mixture to change: without the places that datasets have left."""
+    new = mixtures.copied(mixture)
+    for each in mixtures.blends(new):  # plans of blends that do not change stay
+        each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
+    for same in mixtures.holders(new).values():
+        for unit in same[:-1]:
+            _take_out(new, unit)
+    return new
 
 
 _NO_WEIGHT = "amend: all weights are 0; give one dataset a weight above 0"
@@ -106,21 +138,12 @@ def _copy_of(before: Amendments | None) -> Amendments | None:
     if before is None:
         return None
     mixture, steps, ahead = mixtures.copied(before.mixture), [*before.steps], [*before.ahead]
-    return dataclasses.replace(before, mixture=mixture, steps=steps, cuts=[*before.cuts], ahead=ahead)
+    return dataclasses.replace(
+        before, mixture=mixture, steps=steps, cuts=[*before.cuts], ahead=ahead, digests=[*before.digests]
+    )
 
 
-def _reweighted(
-    amendments: Amendments,
-    plain: StreamSpec,
-    share: Share,
-    progress: Progress,
-    weights: dict[str, Weight],
-    note: str,
-    cut: Cut | None,
-    *,
-    running: StreamSpec,
-    smooth: bool,
-) -> bool:
+def _reweighted(amendments: Amendments, place: _Place, weights: dict[str, Weight], *, smooth: bool) -> bool:
     """Change the weights of one blend; return whether they differ from the present ones."""
     if not weights:
         return False
@@ -130,21 +153,24 @@ def _reweighted(
     row = _weighted(blend, numbers, quantised(weights) if smooth else weights)
     if not any(map(exact, row)):
         raise AmendmentError(_NO_WEIGHT)
-    lanes = LanesBefore(running, amendments.mixture, progress) if amendments.mixture.in_lanes else None
+    in_lanes, cut, progress = amendments.mixture.in_lanes, place.cut, place.progress
+    lanes = LanesBefore(place.running, amendments.mixture, progress) if in_lanes else None
     now = Mixture(segments=[(0, blend.row(row))], children=blend.children)
     places = {number: number for number in range(len(row))}
     start = f"{'~' if smooth else '#'}{len(amendments.steps)}"
     if not take_over(blend, now, places, start, progress.item if cut is None else cut.position):
         return False
-    record(amendments, running, share, progress, note, cut, lanes)
-    if cut is not None or lanes is not None:
-        amendments.spec = None
-        return True
-    path, rounds = path_to(amendments.mixture, blend), amendments.begin(len(amendments.steps) - 1, share)
-    assert path is not None
-    old = amendments.spec or dataclasses.replace(plain, described_by=plain.manifest())
-    amendments.spec = with_segment(old, path, rounds, list(map(int, blend.weights)), smooth=smooth)
+    record(amendments, place.running, place.share, progress, place.note, cut, lanes)
+    amendments.spec = None if cut is not None or in_lanes else _with_segment(amendments, place, blend, smooth=smooth)
     return True
+
+
+def _with_segment(amendments: Amendments, place: _Place, blend: Mixture, *, smooth: bool) -> StreamSpec | None:
+    """The stream with the last segment of a blend; None: it has to be compiled again."""
+    path, rounds = path_to(amendments.mixture, blend), amendments.begin(len(amendments.steps) - 1, place.share)
+    assert path is not None
+    old = amendments.spec or dataclasses.replace(place.plain, described_by=place.plain.manifest())
+    return with_segment(old, path, rounds, list(map(int, blend.weights)), smooth=smooth)
 
 
 def _change(

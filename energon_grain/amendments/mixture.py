@@ -22,7 +22,7 @@ from energon_grain.datasets.lowering import nodes_below
 from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset
 from energon_grain.errors import AmendmentError
 from energon_grain.mixture_shares import leaf_count, pass_length
-from energon_grain.samplers.weights import exact, integer_weights
+from energon_grain.samplers.weights import Anchor, exact, integer_weights
 
 Start = int | str
 """Where a segment begins: at a position of the blend; "#n", at amendment n; or "~n", the same without new phases."""
@@ -82,6 +82,8 @@ class Mixture:
         lengths: Of a blend by repetitions: samples of each child.
         node: Its description, below those in `above`.
         above: The outermost description between it and the blend above, such as a map; None: there is none.
+        anchor: If earlier segments are unknown: where the first of these begins.
+        resumed: Where a later segment begins, to make those before it only when they are needed.
         taken: Rounds of its lanes, if they are in a state of their own.
     """
 
@@ -92,6 +94,8 @@ class Mixture:
     lengths: list[int] = field(default_factory=list[int])
     node: AnyBlend | None = None
     above: SavableDataset | None = None
+    anchor: Anchor | None = None
+    resumed: Anchor | None = None
     taken: Taken = field(default_factory=Taken)
 
     def names(self) -> Iterator[str]:
@@ -356,9 +360,11 @@ def packed(mixture: Mixture) -> list[Any]:
     def pack(tree: Unit | Mixture) -> list[Any]:
         nonlocal number
         if isinstance(tree, Mixture):
-            lengths = [tree.lengths] if tree.lengths else []
+            more = [tree.lengths] if tree.lengths else []
+            if tree.anchor is not None:
+                more = [[tree.anchor.number, int(tree.anchor.phases is not None)]]
             kind = tree.per_step if tree.kind == WEIGHTS else tree.kind
-            return [kind, list(map(list, tree.segments)), list(map(pack, tree.children)), *lengths]
+            return [kind, list(map(list, tree.segments)), list(map(pack, tree.children)), *more]
         rest = _rest(tree, number)
         number += len(tree.leaves)
         if tree.rows is None and not rest:
@@ -384,18 +390,26 @@ def unpacked(value: Any) -> Unit | Mixture:
             unit.in_lanes, unit.form = form is not None, None if form == 1 else form
             number += len(unit.leaves)
             return unit
-        kind, segments, children, *lengths = value
+        kind, segments, children, *more = value
         mixture = Mixture(segments=[], children=list(map(unpack, children)))
         if isinstance(kind, str):
             mixture.kind = kind
-            mixture.lengths = [int(each) for each in (lengths[0] if lengths else ())]
+            mixture.lengths = [int(each) for each in (more[0] if more else ())]
         else:
             mixture.per_step = int(kind)
+            mixture.anchor = _empty_anchor(*more[0]) if more else None
         weight_of = str if mixture.kind == REPETITIONS else int
         mixture.segments = [(start, [weight_of(weight) for weight in weights]) for start, weights in segments]
         return mixture
 
     return unpack(value)
+
+
+def _empty_anchor(number: int, smooth: int) -> Anchor:
+    """An anchor that `anchors.take_rows` completes."""
+    nothing = np.zeros((0, 0), np.int64)
+    phases = nothing.view(np.uint64) if smooth else None
+    return Anchor(number=int(number), rounds=nothing, counts=nothing, tail=nothing, phases=phases)
 
 
 def replaced(dataset: SavableDataset, blend: SavableDataset) -> SavableDataset:

@@ -9,6 +9,7 @@ from typing import Any
 from energon_grain.amendments import mixture as mixtures
 from energon_grain.amendments.history import Amendments
 from energon_grain.amendments.mixture import Mixture
+from energon_grain.errors import StateError
 from energon_grain.stream.cursor import saved_manifest
 from energon_grain.stream.passes import Share
 
@@ -22,15 +23,20 @@ def amendments_until(cursor: Mapping[str, Any], step: int) -> list[str]:
         cursor: A checked state with amendments, of all hosts.
         step: The step.
 
-    Raises StateError if the amendments are damaged.
+    Raises StateError if the amendments are damaged, or the state has only later ones.
     """
     host, hosts = cursor["host"]
     share = Share(host, hosts, cursor["lanes"])
     found = Amendments.of_texts(cursor["amendments"], share, (host, hosts))
     kept = sum(begin <= step for begin, _, _ in found.steps)
-    del found.steps[kept:], found.cuts[kept:], found.ahead[kept:]
+    if found.before[0] and not kept:
+        raise StateError(
+            f"the state has only the last changes of the mixture, from step {found.steps[0][0]} on: use a state of "
+            f"save_state_rank, save_state_global or a checkpoint, which have all"
+        )
+    del found.steps[kept:], found.cuts[kept:], found.ahead[kept:], found.digests[kept:]
     _cut(found.mixture, kept)
-    return found.texts(share) if found.steps or _differs(found.mixture, cursor) else []
+    return found.texts(share, saved=True) if found.steps or _differs(found.mixture, cursor) else []
 
 
 def _cut(mixture: Mixture, kept: int) -> None:

@@ -84,7 +84,7 @@ COMMANDS = {
         ),
         "rewind": Listed(
             "rewind.rewind",
-            "Write the state that a run had at an earlier step, and leave out samples from there on.",
+            "Write the state that a run had at an earlier step.",
             _LOOK,
         ),
         "bench": Listed(

@@ -15,6 +15,7 @@ from energon_grain.cli.terminal import Answer, DataPath
 from energon_grain.errors import ConfigError
 from energon_grain.gallery.suspects import suspects_preview
 from energon_grain.history.losses import read_losses
+from energon_grain.history.suspects import Blame
 from energon_grain.stream.extensions import BLAME
 from energon_grain.stream.stream import Stream
 
@@ -52,7 +53,9 @@ def blame(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Write the samples to this file, for the --exclude of other commands."),
+        typer.Option(
+            "-o", "--output", help="Write the samples to this file: .json, .csv, or a dataset and a key per line."
+        ),
     ] = None,
     all_samples: Annotated[
         bool,
@@ -71,27 +74,20 @@ def blame(
     train/loss/web.
 
     Examples:
-        energon-grain blame state.json captions --losses losses.csv
-        energon-grain blame state.json captions --losses losses.csv --step 120 --html suspects.html
+        energon-grain blame state.json captions --losses losses.csv -o bad.json
+        energon-grain blame state.json captions --losses losses.csv --html bad.html
     """
     cursor = read_saved(state)
-    if html is not None and not html.absolute().parent.is_dir():
-        raise ConfigError(f"--html {html}: cannot be written: there is no folder {html.absolute().parent}")
+    _check_page(html)
     known = read_losses(losses, column=column, step_column=step_column)
     size = batch_size or cursor["history"][-1][4] // run.world_size or 1
-    run = dataclasses.replace(run, lanes=run.lanes or cursor["lanes"])
-    with Stream.of(run.dataset(path, batch_size=size)) as stream:
+    alone = dataclasses.replace(run, lanes=run.lanes or cursor["lanes"])
+    with Stream.of(alone.dataset(path, batch_size=size)) as stream:
         stream.restore(cursor)
-        found = stream.ask(
-            BLAME, known, steps=None if step is None else _steps(step), lag=lag, mean_of=mean_of, most=most
-        )
+        found: Blame = stream.ask(BLAME, known, steps=_steps(step), lag=lag, mean_of=mean_of, most=most)
         lines = found.lines()
         if html is not None and found.samples:
-            title = path.rstrip("/").rpartition("/")[2] or path
-            try:
-                suspects_preview(stream.spec, found, title=title).save(html)
-            except OSError as error:
-                raise ConfigError(f"--html {html}: cannot be written: {error.strerror}") from error
+            _save_page(stream, found, path, html)
             lines.append(f"Wrote {html}.")
     if output is not None:
         written = found.samples if all_samples else found.sure
@@ -100,10 +96,23 @@ def blame(
     return Answer(document=found, lines=lines)
 
 
-def _steps(written: list[str]) -> list[int]:
-    """The steps of `5` and `5:9`, both ends included."""
+def _check_page(html: Path | None) -> None:
+    if html is not None and not html.absolute().parent.is_dir():
+        raise ConfigError(f"--html {html}: cannot be written: there is no folder {html.absolute().parent}")
+
+
+def _save_page(stream: Stream, found: Blame, path: str, html: Path) -> None:
+    try:
+        title = path.rstrip("/").rpartition("/")[2] or path
+        suspects_preview(stream.spec, found, title=title).save(html)
+    except OSError as error:
+        raise ConfigError(f"--html {html}: cannot be written: {error.strerror}") from error
+
+
+def _steps(written: list[str] | None) -> list[int] | None:
+    """The steps of `5` and `5:9`, both ends included; None: all."""
     found: list[int] = []
-    for each in written:
+    for each in written or ():
         first, _, last = each.partition(":")
         try:
             begin, end = int(first), int(last or first)
@@ -112,4 +121,4 @@ def _steps(written: list[str]) -> list[int]:
         except ValueError:
             raise ConfigError(f"--step {each}: expected a step, or FIRST:LAST") from None
         found += range(begin, end + 1)
-    return found
+    return found or None

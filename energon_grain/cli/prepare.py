@@ -105,8 +105,12 @@ class Options:
     ] = False
     sqlite: Annotated[bool, option("Write index.sqlite, which Energon's joins and auxiliary data need.")] = True
     digest: Annotated[
-        bool, flag("--digest", "Store digests of the shards, for `verify` of the storage settings; reads every byte.")
-    ] = False
+        bool | None,
+        option(
+            "Store digests of the shards, for receipts, and for `verify` of the storage settings; reads every byte. "
+            "Default: if the scan reads all bytes anyway."
+        ),
+    ] = None
     split_ratio: Annotated[
         str | None, option("Ratio of train, val and test, as 8,1,1, or of named parts, as train=9,heldout=1.", _SPLIT)
     ] = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`energon-grain rewind`: the state of a run at an earlier step, perhaps without some samples from there on."""
+"""`energon-grain rewind`: the state of a run at an earlier step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from energon_grain.atomic_files import atomic_write_bytes
 from energon_grain.cli.checkpoint import amendments_of, saved_states
 from energon_grain.cli.run import Run, of_a_run
 from energon_grain.cli.terminal import Answer
-from energon_grain.errors import ConfigError, StateError
+from energon_grain.errors import StateError
 from energon_grain.history.rewind import remade, rewound, rewound_alone
 from energon_grain.stream.stream import Stream
 
@@ -40,43 +40,38 @@ def rewind(
             help="The dataset or metadataset. Not needed for an endless run without drops and packs.",
         ),
     ] = None,
-    exclude: Annotated[
-        Path | None, typer.Option(help="Leave out the samples of this file from the step on, as `blame -o` writes it.")
-    ] = None,
     replay: Annotated[
         bool, typer.Option("--replay", help="Make steps again, however many samples have to be read for that.")
     ] = False,
 ) -> Answer:
-    """Write the state that a run had at an earlier step, and leave out samples from there on.
+    """Write the state that a run had at an earlier step.
 
     Usually this is arithmetic. If samples were dropped, filtered, grouped or packed, the steps from the nearest earlier
     state on (in a folder with several checkpoints), or from the beginning on, are made again. Amendments after the step
-    are forgotten. With --exclude, the new run differs from the old one in these samples only: the samples behind them
-    move up.
+    are forgotten.
 
     Examples:
-        energon-grain rewind state.json --to 100 -o earlier.json
-        energon-grain rewind state.json captions --to 100 --exclude suspects.json -o earlier.json
+        energon-grain rewind state.json --to 100 -o old.json
+        energon-grain rewind state.json captions --to 100 -o old.json
     """
     states = sorted(saved_states(state).values(), key=lambda cursor: cursor["step"])
-    if exclude is not None and path is None:
-        raise ConfigError("--exclude needs the dataset, to find the samples: give it, and the settings of the run")
-    known = [cursor for cursor in states if cursor["step"] <= to]
-    later = [cursor for cursor in states if cursor["step"] >= to]
-    if not later and path is None:
-        raise StateError(f"step {to} is behind the last state, of step {states[-1]['step']}: give a later state")
-    how = "by arithmetic"
-    if known and known[-1]["step"] == to:
-        found, how = known[-1], "from the state of that step"
-    elif path is None:
-        found = rewound_alone(later[0], to)
-    else:
-        found, how = _with_data(run, path, known, later, to, replay)
-    if exclude is not None and path is not None:
-        found = _without(run, path, found, exclude)
+    found, how = _found(run, path, states, to, replay)
     atomic_write_bytes(output, json.dumps(found).encode())
     lines = [f"Wrote {output}: step {found['step']:,}, item {found['item']:,}, {how}."]
     return Answer(document={"output": str(output), "step": found["step"], "item": found["item"]}, lines=lines)
+
+
+def _found(run: Run, path: str | None, states: list[Cursor], step: int, replay: bool) -> tuple[Cursor, str]:
+    """The state at a step, and how it was found. `states`: all known ones, in the order of steps."""
+    known = [cursor for cursor in states if cursor["step"] <= step]
+    later = [cursor for cursor in states if cursor["step"] >= step]
+    if known and known[-1]["step"] == step:
+        return known[-1], "from the state of that step"
+    if path is not None:
+        return _with_data(run, path, known, later, step, replay)
+    if not later:
+        raise StateError(f"step {step} is behind the last state, of step {states[-1]['step']}: give a later state")
+    return rewound_alone(later[0], step), "by arithmetic"
 
 
 def _opened(run: Run, path: str, like: Cursor) -> Stream:
@@ -109,21 +104,18 @@ def _with_data(
 def _check_beginning(begin: Cursor | None, later: list[Cursor], step: int) -> None:
     """Refuse a replay over a change of the batch size, or of the mixture, that only a later state knows."""
     since = 0 if begin is None else begin["step"]
-    for cursor in later[:1]:
-        size = (begin or cursor)["history"][-1][4]
-        changes = [segment[0] for segment in cursor["history"] if since < segment[0] <= step and segment[4] != size]
-        if "amendments" in cursor:
-            changes += [begin for begin, *_ in amendments_of(cursor).steps if since <= begin <= step]
-        if changes:
-            raise StateError(
-                f"the batch size or the mixture changed at step {min(changes)}, so the steps to {step} cannot be made "
-                f"again from step {since}: give the folder with all checkpoints, one of which is from after the change"
-            )
+    changes = [
+        change for cursor in later[:1] for change in _changes(cursor, begin or cursor) if since <= change <= step
+    ]
+    if changes:
+        raise StateError(
+            f"the batch size or the mixture changed at step {min(changes)}, so the steps to {step} cannot be made "
+            f"again from step {since}: give the folder with all checkpoints, one of which is from after the change"
+        )
 
 
-def _without(run: Run, path: str, cursor: Cursor, exclude: Path) -> Cursor:
-    """A state from which on samples are left out."""
-    with _opened(run, path, cursor) as stream:
-        stream.restore(cursor)
-        stream.amend(exclude=exclude, note=f"rewind --exclude {exclude.name}")
-        return stream.cursor(with_manifest=True)
+def _changes(cursor: Cursor, begin: Cursor) -> list[int]:
+    """Steps of a run at which its mixture changed, or its batch size to another one than at the beginning."""
+    size = begin["history"][-1][4]
+    amended = amendments_of(cursor).steps if "amendments" in cursor else []
+    return [*(segment[0] for segment in cursor["history"] if segment[4] != size), *(step for step, *_ in amended)]

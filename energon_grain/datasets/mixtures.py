@@ -10,7 +10,7 @@ import copy
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
 from itertools import pairwise
@@ -271,7 +271,9 @@ def _start(start: int | AmendedAt | Anchor, to: Lowering, width: int = 1) -> Lan
     if isinstance(start, AmendedAt):
         rounds = StepBlend.shared_rounds(to.begins[start.number], width)
         return Smooth(rounds) if start.smooth else rounds
-    return start if isinstance(start, Anchor) else start // width
+    if isinstance(start, Anchor):
+        return replace(start, earlier=[(_start(each, to, width), weights) for each, weights in start.earlier])
+    return start // width
 
 
 def _endless(parts: Sequence[IndexPart], router: Router, mixture: dict[str, Any]) -> IndexPart:

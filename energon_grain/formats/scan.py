@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.storage.digests import ShardDigest
+
 _UTF8 = ("utf-8", "surrogateescape")
 
 
@@ -39,6 +41,7 @@ class ShardScan:
     key_bytes: npt.NDArray[np.uint8]  # UTF-8; other bytes are decoded as surrogate escapes
     generation: bytes = b""  # version of the object, for a shard in a store
     media: MediaRows | None = None  # None: not searched
+    digest: ShardDigest | None = None  # of the whole file, if the scan made one
 
     def __len__(self) -> int:
         return len(self.sample_start) - 1

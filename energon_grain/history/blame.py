@@ -21,12 +21,13 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError
 from energon_grain.history.bulk_draws import DrawnSteps, check_not_skipped, draw_steps, items_of
-from energon_grain.history.chance import Chance
+from energon_grain.history.chance import Chance, Tail
+from energon_grain.history.leaf_of import leaf_names
 from energon_grain.history.losses import Losses
 from energon_grain.history.ranking import Evidence, rank_groups, rank_samples
 from energon_grain.history.suspects import Blame, Spike
 from energon_grain.history.tally import Samples, datasets_of, shards_of
-from energon_grain.history.trend import CAP, residuals, standardised_together
+from energon_grain.history.trend import CAP, compressed, residuals, residuals_of_items
 from energon_grain.history.which import is_arithmetic, which_of_steps
 from energon_grain.stream.passes import Progress
 from energon_grain.stream.run import Run, StepSamples
@@ -38,10 +39,9 @@ _MOST_DRAWS = 1 << 24
 """Samples that are counted. Of longer runs, the steps with the highest residuals are, and some for comparison."""
 _PROBED = 4096
 _REPLAYED = 24
+_LEAST_ITEMS = 200
 _SPIKE = 3.0
 _UNUSUAL = 1.0
-_ITEM_CAP = 50.0
-"""As `CAP`, of the residuals of single items, which hide no others."""
 
 
 def blame(
@@ -84,7 +84,8 @@ class _Signal:
     Attributes:
         of_step: For each leaf, (t,) residuals of steps. Leaves without losses of their own share one array.
         own: Leaves with losses of their own.
-        by_item: The first item of each logged step, and the residuals of all items; None: only steps have losses.
+        by_item: The first item of each logged step, and the residuals of all items, `compressed` instead of cut off;
+            None: only steps have losses.
     """
 
     of_step: Sequence[FloatArray]
@@ -120,6 +121,11 @@ class _Signal:
             at = np.flatnonzero(drawn.leaf == leaf)
             found[at] = values[drawn.steps[drawn.row[at]]]
         return found
+
+    def tail(self) -> Tail | None:
+        """The tail of the residuals of items, if there are enough of them."""
+        enough = self.by_item is not None and len(self.by_item[1]) >= _LEAST_ITEMS
+        return Tail(self.by_item[1]) if self.by_item is not None and enough else None
 
     def chances(self, counted: Int64Array) -> list[Chance]:
         """For each leaf, if only some steps are counted."""
@@ -220,6 +226,7 @@ class _Inquiry:
         spikes = np.flatnonzero(self.logged[self.owner] >= _SPIKE if self.only is None else self.only)
         return Evidence(
             leaves=self.run.spec.leaves,
+            names=_unique_names(self.run),
             steps=self.steps,
             counted=source.counted,
             probed=int(source.probed.sum()),
@@ -228,6 +235,7 @@ class _Inquiry:
             residuals=lambda drawn: signal.of_samples(drawn, self, source.items),
             of_step=None if signal.by_item is not None else signal.of_step,
             chances=signal.chances(source.counted),
+            tail=signal.tail(),
             uses=uses,
             uncut=np.minimum(self.logged[self.owner], 1e6),
             spikes=spikes,
@@ -326,6 +334,14 @@ def _parts_of_leaves(run: Run, losses: Losses) -> dict[int, FloatArray]:
     return {number: part for name, part in losses.parts.items() for number, own in enumerate(names) if name in own}
 
 
+def _unique_names(run: Run) -> list[str]:
+    """The name of each leaf, or its key where another leaf has the same last part of the path."""
+    names = leaf_names(run.spec)
+    last = [name.rpartition("/")[2] for name in names]
+    keys = ["/".join(leaf.key) for leaf in run.spec.leaves]
+    return [name if last.count(part) == 1 else key for name, part, key in zip(names, last, keys, strict=True)]
+
+
 def _names(key: Sequence[str]) -> Iterator[str]:
     """The names of a dataset: the parts of its key, and the last part of its path."""
     for part in filter(None, key[1:-1]):
@@ -333,13 +349,12 @@ def _names(key: Sequence[str]) -> Iterator[str]:
         yield part.rstrip("/").rpartition("/")[2]
 
 
-def _of_items(losses: Losses, shown: npt.NDArray[np.bool_]) -> tuple[Int64Array, FloatArray]:
+def _of_items(losses: Losses, shown: BoolArray) -> tuple[Int64Array, FloatArray]:
     """The first item of each step, and the residual of each item."""
     assert losses.samples is not None
     sizes = np.array([len(each) for each in losses.samples], np.int64)
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    found = standardised_together(np.concatenate(losses.samples), owner, losses.values)
-    return np.append(0, np.cumsum(sizes)), np.where(shown[owner], np.clip(found, -CAP, _ITEM_CAP), 0.0)
+    found = np.maximum(compressed(np.concatenate(residuals_of_items(losses.samples, losses.values))), -CAP)
+    return np.append(0, np.cumsum(sizes)), np.where(np.repeat(shown, sizes), found, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

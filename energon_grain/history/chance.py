@@ -19,6 +19,11 @@ times the number of samples (of shards, of
 datasets) is how many of them are expected to score that high by chance, at most. It holds whatever the dependence
 between samples, since expectations add up: Bonferroni's correction, and the E-value of searches in sequences (Karlin
 and Altschul, PNAS 87, 1990). Below 0.05 a suspect is called *sure*.
+
+Losses of single items are no experiment: whatever they are, one of them is the largest. So `Tail` also compares the
+largest residual of a sample with the tail of all residuals, a generalised Pareto distribution above their upper tenth
+(Pickands, "Statistical Inference Using Extreme Order Statistics", Annals of Statistics 3, 1975). Its two parameters
+come from quartiles, which a few outliers do not move.
 """
 
 from __future__ import annotations
@@ -28,12 +33,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.history.trend import expanded
+
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 _GRID = np.geomspace(1e-6, 100, 240)
 _DIGITS = 512
 """Residuals are rounded up to multiples of 1/512, so that a table of a few thousand values stands for all steps."""
 _AT_ONCE = 1 << 14
-_CONVOLVED = 64
+_CONVOLVED, _LONGEST = 64, 1 << 21
 
 
 class Chance:
@@ -73,7 +80,7 @@ class Chance:
     def exact_log_of(self, score: float, uses: int) -> float:
         """The log of p for U of a sample with a number of uses; above 64 uses, its upper bound."""
         bound = float(self.log_of(np.array([score]), np.array([float(uses)]))[0])
-        if not 0 < uses <= _CONVOLVED or bound == 0:
+        if not 0 < uses <= _CONVOLVED or uses * len(self._shares) > _LONGEST or bound == 0:
             return bound
         values = (np.arange(len(self._shares)) + self._least) / _DIGITS
         tilt = self._tilt(values, score / uses + self.mean)
@@ -102,6 +109,30 @@ class Chance:
             weights = self._shares * np.exp(middle * (values - values[-1]))
             low, high = (middle, high) if float(weights @ values) < mean * float(weights.sum()) else (low, middle)
         return low
+
+
+class Tail:
+    """The tail of the residuals of items.
+
+    Args:
+        residuals: (n,) residuals, `compressed`, at least 40.
+    """
+
+    def __init__(self, residuals: FloatArray) -> None:
+        residuals = np.array([expanded(each) for each in residuals.tolist()])
+        self._count = len(residuals)
+        self._threshold = float(np.quantile(residuals, 0.9))
+        excess = residuals[residuals > self._threshold] - self._threshold
+        half, most = (float(np.quantile(excess, part)) for part in (0.5, 0.75))
+        # The excess with a quarter of the items above it is x (2^s + 1) for the shape s and the median x.
+        self._shape = max(0.0, float(np.log2(max(most - half, 1e-9) / half)))
+        self._scale = half / np.log(2) if self._shape < 1e-3 else self._shape * half / (2**self._shape - 1)
+
+    def expected(self, residual: float) -> float:
+        """Number of items that are expected to have a residual, `compressed`, of at least this by chance."""
+        excess = max(0.0, expanded(residual) - self._threshold) / self._scale
+        log = -excess if self._shape < 1e-3 else -np.log1p(self._shape * excess) / self._shape
+        return float(0.1 * self._count * np.exp(log))
 
 
 def _ratios(y: FloatArray, values: FloatArray, shares: FloatArray, variance: float, third: float) -> FloatArray:

@@ -150,21 +150,28 @@ def _of_rows(rows: Iterable[_ROW], where: str, column: str | None, step_column: 
         raise ConfigError(f"{where}: it is empty")
     step_name = _named(names, step_column, STEP_COLUMNS, where, "step", "--step-column")
     name = _named(names, column, LOSS_COLUMNS, where, "loss", "--column")
-    rows = [row for row in rows if row.get(name) is not None and row.get(step_name) is not None]
-    if not rows:
-        raise ConfigError(f"{where}: no row has both {step_name!r} and {name!r}")
+    rows = _with_both(rows, step_name, name, where)
     steps = np.array([_step(row[step_name], where, step_name) for row in rows], np.int64)
     values = [_value(row[name], where, name, step) for row, step in zip(rows, steps.tolist(), strict=True)]
-    lists = [isinstance(value, np.ndarray) for value in values]
-    if any(lists) and not all(lists):
+    parts = {part: np.array([_part(row.get(long)) for row in rows]) for long, part in _parts_of(names, name).items()}
+    means = np.array([float(np.mean(value)) for value in values])
+    return _sorted(steps, means, _lists(values, where, name), parts, name)
+
+
+def _with_both(rows: Iterable[_ROW], step_name: str, name: str, where: str) -> list[_ROW]:
+    """The rows with a step and a loss. Raises ConfigError if there are none."""
+    found = [row for row in rows if row.get(name) is not None and row.get(step_name) is not None]
+    if not found:
+        raise ConfigError(f"{where}: no row has both {step_name!r} and {name!r}")
+    return found
+
+
+def _lists(values: Sequence[float | FloatArray], where: str, name: str) -> list[FloatArray] | None:
+    """The losses of items; None: steps have one number. Raises ConfigError if both occur."""
+    found = [value for value in values if isinstance(value, np.ndarray)]
+    if found and len(found) < len(values):
         raise ConfigError(f"{where}: {name!r} has lists for some steps and numbers for others: expected one of both")
-    samples = cast("list[FloatArray]", values) if any(lists) else None
-    means = [float(np.mean(value)) for value in values]
-    parts = {
-        part: np.array([_part(row.get(long), where, long) for row in rows])
-        for long, part in _parts_of(names, name).items()
-    }
-    return _sorted(steps, np.array(means), samples, parts, name)
+    return found or None
 
 
 def _named(names: Sequence[str], given: str | None, usual: Sequence[str], where: str, what: str, option: str) -> str:
@@ -222,9 +229,8 @@ def _value(value: Any, where: str, name: str, step: int) -> float | FloatArray:
     return number if number.ndim else float(number)
 
 
-def _part(value: Any, where: str, name: str) -> float:
+def _part(value: Any) -> float:
     """A loss of a further column; NaN: it has none, or is no number."""
-    del where, name
     try:
         return math.nan if value is None else float(value)
     except (TypeError, ValueError):

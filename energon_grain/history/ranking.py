@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.history.bulk_draws import DrawnSteps
-from energon_grain.history.chance import Chance
+from energon_grain.history.chance import Chance, Tail
 from energon_grain.history.suspects import Suspect
 from energon_grain.history.tally import Groups, Residuals, Samples
 from energon_grain.stream.spec import LeafSpec
@@ -31,6 +31,7 @@ class Evidence:
 
     Attributes:
         leaves: The leaves of the run.
+        names: Their names in exclusions.
         steps: (t,) the steps of the loader.
         counted: The steps that were counted, as indices.
         probed: Number of steps that show how often samples are used.
@@ -39,6 +40,7 @@ class Evidence:
         residuals: The residual of each of them.
         of_step: For each leaf, (t,) residuals of steps; None: items have residuals of their own.
         chances: For each leaf.
+        tail: The tail of the residuals of items; None: only steps have losses, or they are few.
         uses: (leaves,) number of uses of the samples of each leaf, over all steps.
         uncut: (t,) residuals of steps, not cut off.
         spikes: The steps with a spike, as indices.
@@ -46,6 +48,7 @@ class Evidence:
     """
 
     leaves: Sequence[LeafSpec]
+    names: Sequence[str]
     steps: Int64Array
     counted: Int64Array
     probed: int
@@ -54,6 +57,7 @@ class Evidence:
     residuals: Residuals
     of_step: Sequence[FloatArray] | None
     chances: Sequence[Chance]
+    tail: Tail | None
     uses: FloatArray
     uncut: FloatArray
     spikes: Int64Array
@@ -102,7 +106,9 @@ def rank_samples(
         best = left.pop(0)
         log = evidence.chances[best.leaf].exact_log_of(best.score, best.uses)
         chance = float(np.exp(log + np.log(among)))
-        found.append(_suspect(evidence, best, chance, _tied(samples, best)))
+        if evidence.tail is not None and best.highs:  # the better one of two tests
+            chance = 2 * min(chance, evidence.tail.expected(max(best.highs.values())))
+        found.append(_suspect(evidence, best, chance, 1 if evidence.of_step is None else _tied(samples, best)))
         if chance < _EXPLAINED and evidence.of_step is not None:
             left = _ordered(evidence, _less(left, best))
     return found
@@ -213,6 +219,7 @@ def _suspect(evidence: Evidence, found: _Candidate, chance: float, tied: int) ->
     return Suspect(
         kind="sample",
         dataset=str(source.path),
+        name=evidence.names[found.leaf],
         shard=place.shard,
         key=place.key,
         index=found.index,
@@ -306,12 +313,19 @@ class _GroupRanking:
             own = values[steps]
             mean = np.bincount(uses, own) / number
             values[steps] = own - mean[uses] + own.mean()
-        self.score = -self._usual * self._totals(self._left)
-        of = np.array([id(values) for values in self._left])[self._groups.leaf]
-        for values in {id(each): each for each in self._left}.values():
+        self.score = self._scores(kept, self._left)
+
+    def _scores(
+        self, kept: Sequence[tuple[Int64Array, npt.NDArray[np.uint8]]], left: Sequence[FloatArray]
+    ) -> FloatArray:
+        """(g,) U of the residuals that are left."""
+        found = -self._usual * self._totals(left)
+        of = np.array([id(values) for values in left])[self._groups.leaf]
+        for values in {id(each): each for each in left}.values():
             own = np.flatnonzero(of == id(values))
             for steps, counts in kept:
-                self.score[own] += values[steps] @ counts[:, own]
+                found[own] += values[steps] @ counts[:, own]
+        return found
 
     def suspect(self, at: int, chance: float) -> Suspect:
         """A group as a suspect."""
@@ -319,6 +333,7 @@ class _GroupRanking:
         return Suspect(
             kind=self._kind,
             dataset=str(self._evidence.leaves[leaf].leaf.source.path),
+            name=self._evidence.names[leaf],
             shard="" if self._kind == "dataset" else self._groups.name[at],
             leaf=leaf,
             uses=round(float(self._uses[at])),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,6 +40,7 @@ class Suspect:
     Attributes:
         kind: One of these.
         dataset: Folder of the dataset.
+        name: Name of the dataset in the run, as `exclude` of amendments takes it.
         shard: Shard, relative to the dataset; "": a dataset.
         key: Key of the sample; "": a shard or dataset.
         index: Index of the sample in its leaf; -1: a shard or dataset.
@@ -54,6 +57,7 @@ class Suspect:
 
     kind: Literal["sample", "shard", "dataset"]
     dataset: str
+    name: str
     shard: str = ""
     key: str = ""
     index: int = -1
@@ -113,16 +117,27 @@ class Blame:
         return "\n".join(self.lines())
 
     def save_suspects(self, file: Path, *, only_sure: bool = False) -> None:
-        """Write the samples as JSON: {dataset: [key, …]}, the form that exclusions take.
+        """Write the samples in the form that exclusions take.
 
         Args:
-            file: The file, which is replaced.
+            file: The file, which is replaced. `.json` holds {dataset: [key, …]}, `.csv` has the columns dataset and
+                key, and any other file has a dataset, a tab and a key in each line.
             only_sure: Leave out samples that chance may explain.
         """
-        found: dict[str, list[str]] = {}
-        for suspect in self.sure if only_sure else self.samples:
-            found.setdefault(suspect.dataset, []).append(suspect.key)
-        atomic_write_bytes(file, json.dumps(found, indent=2).encode())
+        chosen = self.sure if only_sure else self.samples
+        if file.suffix == ".json":
+            found: dict[str, list[str]] = {}
+            for suspect in chosen:
+                found.setdefault(suspect.name, []).append(suspect.key)
+            text = json.dumps(found, indent=2)
+        elif file.suffix == ".csv":
+            written = io.StringIO()
+            rows = csv.writer(written)
+            rows.writerows([("dataset", "key"), *((suspect.name, suspect.key) for suspect in chosen)])
+            text = written.getvalue()
+        else:
+            text = "".join(f"{suspect.name}\t{suspect.key}\n" for suspect in chosen)
+        atomic_write_bytes(file, text.encode())
 
 
 def _section(title: str, suspects: Sequence[Suspect]) -> list[str]:

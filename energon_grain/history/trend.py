@@ -18,6 +18,7 @@ unusual as `CAP`; of several in a row only the first one is, because the later o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -35,6 +36,7 @@ _AT_ONCE = 1 << 21
 _MOST_EXACT = 1 << 24
 """Steps times window from which on medians are taken at some steps only, and interpolated."""
 _TO_NORMAL = 1.4826
+_ENOUGH, _LINEAR = 8, 10.0
 
 
 def residuals(values: FloatArray, steps: npt.NDArray[np.int64], window: int | None = None) -> FloatArray:
@@ -60,27 +62,55 @@ def residuals(values: FloatArray, steps: npt.NDArray[np.int64], window: int | No
     return found
 
 
-def standardised_together(
-    samples: npt.NDArray[np.float64], owner: npt.NDArray[np.int64], mean: FloatArray
-) -> FloatArray:
-    """(n,) residuals of the losses of single samples.
+def residuals_of_items(items: Sequence[FloatArray], mean: FloatArray) -> list[FloatArray]:
+    """The residuals of the losses of single items, for each step, (items,) each; infinite where one is not finite.
+
+    In a step with at least 8 items they are compared with the median of the step, so that items of a step after which
+    all losses are high are no more unusual than before. The scale is that of all items or of the step, whichever is
+    larger.
 
     Args:
-        samples: (n,) losses of samples.
-        owner: (n,) number of the step of each.
-        mean: (steps,) losses of the steps, whose trend is that of the samples.
+        items: For each step, the losses of its items.
+        mean: (steps,) losses of the steps.
+
+    Raises:
+        ConfigError: More than half of the losses are equal.
     """
     finite = np.isfinite(mean)
-    trend = np.interp(
-        np.arange(len(mean)), np.flatnonzero(finite), _rolling_median(mean[finite], _window_of(int(finite.sum()), None))
-    )
-    found = samples - trend[owner]
-    scale = _TO_NORMAL * float(np.median(np.abs(found[np.isfinite(found)] - np.median(found[np.isfinite(found)]))))
-    if not scale:
+    trend = np.zeros(len(mean))
+    if finite.any():
+        known = _rolling_median(mean[finite], _window_of(int(finite.sum()), None))
+        trend = np.interp(np.arange(len(mean)), np.flatnonzero(finite), known)
+    centred = [_centred(own, float(at)) for own, at in zip(items, trend, strict=True)]
+    together = np.concatenate(centred)
+    overall = _TO_NORMAL * float(np.median(np.abs(together[np.isfinite(together)])))
+    if not overall:
         raise ConfigError("more than half of the losses of samples are equal: nothing differs from them")
-    found = (found - np.median(found[np.isfinite(found)])) / scale
-    found[~np.isfinite(samples)] = np.inf
+    return [own / max(overall, _scale_of(own)) for own in centred]
+
+
+def compressed(values: FloatArray) -> FloatArray:
+    """Residuals of items, of which large ones grow with their logarithm: they hide no others, and stay in order."""
+    large = np.clip(values, _LINEAR, 1e9)
+    return np.where(values > _LINEAR, _LINEAR * (1 + np.log(large / _LINEAR)), values)
+
+
+def expanded(value: float) -> float:
+    """The inverse of `compressed`."""
+    return value if value <= _LINEAR else _LINEAR * float(np.exp(value / _LINEAR - 1))
+
+
+def _centred(losses: FloatArray, trend: float) -> FloatArray:
+    """The losses of a step's items, less their median, or less the trend if they are few."""
+    own = losses[np.isfinite(losses)]
+    found = losses - (float(np.median(own)) if len(own) >= _ENOUGH else trend)
+    found[~np.isfinite(losses)] = np.inf
     return found
+
+
+def _scale_of(centred: FloatArray) -> float:
+    own = centred[np.isfinite(centred)]
+    return _TO_NORMAL * float(np.median(np.abs(own))) if len(own) >= _ENOUGH else 0.0
 
 
 def _window_of(count: int, window: int | None) -> int:

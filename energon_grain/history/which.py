@@ -103,10 +103,14 @@ class Question:
         unknown = since if since is not None and start[0].step < since.step else None
         keys = self._by_positions(start, unknown)
         if keys is not None:
-            return {step: self._records(entries) for step, entries in keys.items()}
-        found = {step: self._records(entries) for step, entries in self._by_reading(start, unknown).items()}
+            return self._all_records(keys, read=False)
+        return self._all_records(self._by_reading(start, unknown), read=True)
+
+    def _all_records(self, keys: dict[int, list[Entry]], *, read: bool) -> dict[int, StepSamples]:
+        """The records of the items of each step."""
+        found = {step: self._records(entries) for step, entries in keys.items()}
         for samples in found.values():
-            samples.read = True
+            samples.read = read
         return found
 
     def _check_hosts(self) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 from typing import Any
 
+from energon_grain.amendments.log_file import put_back, taken_out
 from energon_grain.errors import StateError
 from energon_grain.stream.cursor import Cursor, check_cursor, merge_cursors
 
@@ -15,13 +16,16 @@ GRAIN_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
 
 
 def write_state(directory: Any, cursor: Cursor) -> None:
-    """Write the state of all hosts. Called by one process.
+    """Write the state of all hosts, and a log of more than 64 KiB as a file beside it. Called by one process.
 
     Args:
         directory: An existing folder (a `pathlib` or `epath` path).
         cursor: Result of `gather_cursor`.
     """
-    (directory / FILE_NAME).write_text(json.dumps(cursor, indent=1))
+    short, name, log = taken_out(cursor)
+    if name:
+        (directory / name).write_text(log)
+    (directory / FILE_NAME).write_text(json.dumps(short, indent=1))
 
 
 def write_process_state(directory: Any, cursor: Cursor, rank: int, count: int) -> None:
@@ -40,7 +44,7 @@ def read_state(directory: Any) -> Cursor:
     except OSError as error:
         raise StateError(f"{directory}: not a folder with a state: {error}") from error
     if FILE_NAME in names:
-        return _read(path)
+        return put_back(_read(path), lambda name: (directory / name).read_text())
     found: dict[int, Cursor] = {}
     total = 0
     for name in names:

@@ -142,6 +142,14 @@ class Container(ABC):
     def scan(self, path: str, encoding: RecordEncoding | None, *, first: int) -> ShardScan:
         """Scan a file or object; `first` is the index in the dataset of its first sample."""
 
+    def scan_hashed(self, path: str, encoding: RecordEncoding | None, *, first: int, whole: bool) -> ShardScan:
+        """`scan`, of a local file, with its `digest` if it can be made of the bytes that a scan reads.
+
+        With `whole`, the other bytes may be read, too. Default: without a digest.
+        """
+        del whole
+        return self.scan(path, encoding, first=first)
+
     @abstractmethod
     def scan_indexed(
         self, folder: DataFolder, shard: str, count: int, encoding: RecordEncoding | None, *, first: int

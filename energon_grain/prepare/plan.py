@@ -81,7 +81,7 @@ class PrepareRequest:
     fix_duplicates: bool = False
     sqlite: bool = True
     media_filter: MediaFilterConfig | None = None
-    digest: bool = False
+    digest: bool | None = None
 
     @property
     def mode(self) -> Mode:
@@ -140,9 +140,15 @@ class PreparePlan:
         return container_of(self.records)
 
     @property
-    def digest(self) -> bool:
-        """Whether digests of the shards are stored: if requested, or if an earlier run stored them."""
-        return self.request.digest or (self.mode == "append" and (self.root / DIGESTS).exists())
+    def digest(self) -> bool | None:
+        """Whether digests of the shards are stored: if requested, or if an earlier run stored them.
+
+        None: if they can be made of the bytes that the scan reads.
+        """
+        if self.request.digest is None and self.dataset.is_remote:
+            return False
+        had = self.request.digest is None and self.mode == "append" and (self.root / DIGESTS).exists()
+        return True if had else self.request.digest
 
     @property
     def mode(self) -> Mode:
@@ -164,28 +170,28 @@ class PreparePlan:
         """The requested media filter, for all shards."""
         return self.request.media_filter
 
-    def small_files(self, *, defined: bool) -> Iterator[str]:
+    def small_files(self, *, defined: bool, digested: bool) -> Iterator[str]:
         """Paths of the files written besides the indices, in the order of their publication.
 
         Args:
             defined: Whether there is a definition; callers may be asked for it after the scan.
+            digested: Whether there are digests of all shards, which the scan may decide.
         """
         names: list[str | None] = [
             RECORDS_JSON if self.records is not None and self.mode != "indices" else None,
             self.request.dataset_yaml_name if defined else None,
             self.kept_split[1] if self.kept_split is not None else None,
             self.split_file,
-            f"{COLUMNAR_FOLDER}/{DIGESTS_JSON}" if self.digest else None,
+            f"{COLUMNAR_FOLDER}/{DIGESTS_JSON}" if digested else None,
             INFO_JSON if self.writes_info else None,
             INFO_YAML if self.writes_info and (self.root / META_FOLDER / INFO_YAML).exists() else None,
         ]
         return (f"{META_FOLDER}/{name}" for name in names if name is not None)
 
-    @property
-    def removes(self) -> tuple[str, ...]:
-        """Paths of outdated files, relative to the dataset; they need not exist."""
+    def removes(self, *, digested: bool) -> tuple[str, ...]:
+        """Paths of outdated files, relative to the dataset; they need not exist. `digested`: see `small_files`."""
         bare = () if self.dataset.is_remote else (f"{META_FOLDER}/{BARE_FOLDER}",)  # from before it was prepared
-        digests = () if self.digest or self.mode == "new" else (DIGESTS,)  # of the old shards
+        digests = () if digested or self.mode == "new" else (DIGESTS,)  # of the old shards
         return (*(() if self.sqlite else SQLITE_FILES), *bare, *digests)
 
     @property
@@ -193,13 +199,13 @@ class PreparePlan:
         """Paths of all written files, relative to the dataset; for the columnar index, only its folder."""
         indices = [name for name in map(self.container.index_file, self.new) if name is not None]
         sqlite = SQLITE_FILES if self.sqlite else ()
-        small = self.small_files(defined=self.definition is not None)
+        small = self.small_files(defined=self.definition is not None, digested=bool(self.digest))
         return (*indices, *sqlite, f"{COLUMNAR}/", *small)
 
     @property
     def found_to_remove(self) -> tuple[str, ...]:
         """The existing paths among `removes`."""
-        return tuple(name for name in self.removes if (self.root / name).exists())
+        return tuple(name for name in self.removes(digested=self.digest is not False) if (self.root / name).exists())
 
     def document(self, asks: Sequence[str] = ()) -> dict[str, Any]:
         """The plan as JSON; `asks` are questions to the user before the scan."""
@@ -232,6 +238,8 @@ class PreparePlan:
         if indices:
             yield f"  write   {_counted(indices, 'tar index file')}"
         yield from (f"  write   {name}" for name in self.writes if name.startswith(f"{META_FOLDER}/"))
+        if self.digest is None:
+            yield f"  write   {DIGESTS}, if the scan reads all bytes of every shard"
         yield from (f"  remove  {name}" for name in self.found_to_remove)
 
     def _lines_of_scan(self) -> Iterator[str]:

@@ -82,7 +82,7 @@ from energon_grain.prepare.writing import (
     preparation_lock,
     put_in_place,
 )
-from energon_grain.storage.digests import ShardDigest, digests_of, encode_digests, read_digests
+from energon_grain.storage.digests import Digests, ShardDigest, digests_of, encode_digests, read_digests
 from energon_grain.words import counted
 
 ChooseDefinition = Callable[[ScannedDataset], DatasetDefinition | None]
@@ -167,7 +167,7 @@ def prepare_dataset(
     num_workers: int | None = None,
     sqlite: bool = True,
     sqlite_build_path: Path | None = None,
-    digest: bool = False,
+    digest: bool | None = None,
     progress: Callable[[PrepareProgress], None] | None = None,
     executor: Executor | None = None,
 ) -> PrepareReport:
@@ -224,8 +224,9 @@ def prepare_dataset(
             old ones, which would be outdated. ArrayRecord files, which Energon cannot read, never get them.
         sqlite_build_path: For a dataset in an object store: the local file in which `index.sqlite` is built before it
             is uploaded and removed. None: in the cache folder.
-        digest: Store digests of all shards, for which every byte is read, so that `StorageSettings(verify=True)` can
-            verify the bytes that a store returns. `append` keeps them up to date; other runs without it remove them.
+        digest: Store digests of all shards, for receipts, and so that `StorageSettings(verify=True)` can verify the
+            bytes that a store returns. True reads every byte. None stores them if the scan reads nearly all bytes of
+            every shard anyway (tars with small members), which takes at most 15 % longer, and if `append` finds some.
             Only on file systems: the bytes in a store may be wrong already.
         progress: Called after every shard and at each stage.
         executor: Runs the scans instead of our own processes: any `concurrent.futures.Executor`, such as
@@ -304,12 +305,20 @@ def carry_out(plan: PreparePlan, options: RunOptions) -> PrepareReport:
         staging = new_staging_folder(plan.root)
         (staging / META_FOLDER).mkdir()
         scanned, staged = _stage_distinct(plan, options, work, scanned, staging)
-        small = tuple(plan.small_files(defined=definition is not None))
-        _stage_small_files(plan, staging / META_FOLDER, definition, scanned)
+        digests = _digests(plan, scanned)
+        digested = digests is not None
+        small = tuple(plan.small_files(defined=definition is not None, digested=digested))
+        _stage_small_files(plan, staging / META_FOLDER, definition, scanned, digests)
         scanned.check_unchanged()
         options.notify(scanned.progress("commit"))
         put = (*staged.put, *small)
-        put_in_place(plan.dataset, staging, put=put, remove=(*staged.remove, *plan.removes), like=plan.shards[0])
+        put_in_place(
+            plan.dataset,
+            staging,
+            put=put,
+            remove=(*staged.remove, *plan.removes(digested=digested)),
+            like=plan.shards[0],
+        )
         _clean_up(plan, options, scanned, staged.generation)
     return _report(plan, scanned, staged, put, elapsed_s=time.perf_counter() - options.begun_s - asked_s)
 
@@ -391,6 +400,7 @@ def _scan(plan: PreparePlan, options: RunOptions, work: _Work) -> ScannedDataset
         num_workers=options.num_workers,
         executor=options.executor,
         progress=options.notify,
+        whole_digest=None if plan.digest is False or plan.dataset.is_remote else plan.digest is True,
     )
 
 
@@ -409,7 +419,11 @@ def _stage_distinct(
 
 
 def _stage_small_files(
-    plan: PreparePlan, meta: Path, definition: DatasetDefinition | None, scanned: ScannedDataset
+    plan: PreparePlan,
+    meta: Path,
+    definition: DatasetDefinition | None,
+    scanned: ScannedDataset,
+    digests: Digests | None,
 ) -> None:
     if plan.records is not None and plan.mode != "indices":
         atomic_write_bytes(meta / RECORDS_JSON, encode_records_file(plan.records))
@@ -421,10 +435,9 @@ def _stage_small_files(
         atomic_write_bytes(meta / kept, old.read_bytes())
     if plan.splits is not None and plan.split_file is not None:
         write_split_config(meta / plan.split_file, plan.splits)
-    if plan.digest:
+    if digests is not None:
         (meta / COLUMNAR_FOLDER).mkdir(exist_ok=True)
-        known = _known_digests(plan)
-        atomic_write_bytes(meta.parent / DIGESTS, encode_digests(digests_of(plan.root, plan.shards, known)))
+        atomic_write_bytes(meta.parent / DIGESTS, encode_digests(digests))
     if plan.writes_info:
         _write_info(plan, meta, scanned)
 
@@ -434,6 +447,17 @@ def _write_info(plan: PreparePlan, meta: Path, scanned: ScannedDataset) -> None:
         (meta / INFO_YAML).touch()  # then `write_info` writes both
     info = DatasetInfo(shard_counts=scanned.shard_counts, energon_version=COMPATIBLE_ENERGON_VERSION)
     write_info(meta.parent, plan.before if plan.mode == "indices" and plan.before is not None else info)
+
+
+def _digests(plan: PreparePlan, scanned: ScannedDataset) -> Digests | None:
+    """The digests of all shards; None: they are not requested, or the scan did not read all bytes."""
+    if plan.digest is False:
+        return None
+    found = {shard.name: shard.digest for shard in scanned.shards if shard.digest is not None}
+    known = {**_known_digests(plan), **found}
+    if plan.digest is None and len(known) < len(plan.shards):
+        return None
+    return digests_of(plan.root, plan.shards, known)
 
 
 def _known_digests(plan: PreparePlan) -> dict[str, ShardDigest]:

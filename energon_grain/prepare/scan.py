@@ -49,6 +49,7 @@ from energon_grain.prepare.containers import Container, container_of
 from energon_grain.prepare.executors import outcomes, own_executor
 from energon_grain.prepare.listing import printable
 from energon_grain.prepare.media_headers import LISTED_FAILURES, media_in_files, media_in_shard
+from energon_grain.storage.digests import ShardDigest
 from energon_grain.storage.location import is_url, join
 from energon_grain.storage.remote import is_unchanged, shared_client
 from energon_grain.storage.settings import StorageSettings, storage_settings, use_storage
@@ -100,6 +101,7 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         media_parts: Names of such parts, at most 50.
         media_failures: Number of parts that should be media but have damaged headers.
         media_failed: Messages about the first few of these, printable.
+        digest: Digest of the file, if the scan made one.
     """
 
     task: ShardTask
@@ -112,6 +114,7 @@ class ScannedShard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     media_parts: tuple[str, ...] = ()
     media_failures: int = 0
     media_failed: tuple[str, ...] = ()
+    digest: ShardDigest | None = None
 
     @property
     def name(self) -> str:
@@ -154,6 +157,7 @@ def scanned(
         media_parts=() if scan.media is None else _parts_of(scan, scan.media),
         media_failures=failures,
         media_failed=tuple(printable(each) for each in failed),
+        digest=scan.digest,
     )
 
 
@@ -190,7 +194,8 @@ def decode_scan(record: bytes) -> ShardScan:
     """Decode a record from `encode_scan`; the arrays share its memory. Raises ValueError if it is damaged."""
     _, body = split_record(record)
     shard, found = describe_scan(record), _ARRAYS.from_msgpack(body)
-    columns = zip(_COLUMNS.items(), found.columns, strict=True)
+    named = zip(_COLUMNS.items(), found.columns, strict=True)
+    columns: dict[str, Any] = {name: np.frombuffer(data, dtype) for (name, dtype), data in named}
     media = None
     if found.media is not None:
         part, is_av, texts = found.media
@@ -200,7 +205,7 @@ def decode_scan(record: bytes) -> ShardScan:
         size_bytes=shard.size_bytes,
         generation=shard.generation,
         part_names=tuple(name.decode(*_UTF8) for name in found.part_names),
-        **{name: np.frombuffer(data, dtype) for (name, dtype), data in columns},
+        **columns,
     )
 
 
@@ -340,20 +345,25 @@ class ScanLog(RecordLog):
 
 
 def scan_shard(
-    root: str, task: ShardTask, storage: StorageSettings | None = None, container: Container | None = None
+    root: str,
+    task: ShardTask,
+    storage: StorageSettings | None = None,
+    container: Container | None = None,
+    whole_digest: bool | None = None,
 ) -> bytes | Exception:
     """Scan a shard and return its record; writes nothing on any machine.
 
     Errors of the shard are returned. A raised exception is therefore a fault of the worker and worth a retry.
     `root` is an absolute path or a URL; `storage` is the configuration for object stores, None keeps the worker's own.
-    `container` is the one of `task.records`; with it, a worker need not load all kinds to find it.
+    `container` is the one of `task.records`; with it, a worker need not load all kinds to find it. For `whole_digest`,
+    see `Container.scan_hashed`; None: no digest.
     """
     if storage is not None and storage != storage_settings():
         use_storage(storage)
     path = join(root, task.name)
     try:
         found = None if is_url(root) else stat_task(root, task)
-        scan, failures, failed = _scan_media(root, task, container or container_of(task.records))
+        scan, failures, failed = _scan_media(root, task, container or container_of(task.records), whole_digest)
         shard = scanned(task, scan, found, failures, failed)
         if found is not None and not shard.holds(root):  # an object that changes during the scan is already refused
             raise StaleIndexError(f"{path}: changed during the scan. Run prepare again when no process writes to it.")
@@ -367,21 +377,26 @@ def scan_shard(
         return error
 
 
-def _scan_media(root: str, task: ShardTask, container: Container) -> tuple[ShardScan, int, list[str]]:
+def _scan_media(
+    root: str, task: ShardTask, container: Container, whole_digest: bool | None
+) -> tuple[ShardScan, int, list[str]]:
     """Scan a shard or plain files, and media headers if requested. Returns also the number and text of failures."""
     if task.files:
         assert task.media is not None
         return media_in_files(root, task.files, task.media)
     path = join(root, task.name)
-    scan = _scan(path, task, container)
+    scan = _scan(path, task, container, whole_digest)
     if task.media is None:
         return scan, 0, []
     media, failures, failed = media_in_shard(container, path, scan, task.media)
     return dataclasses.replace(scan, media=media), failures, [f"{task.name}: {each}" for each in failed]
 
 
-def _scan(path: str, task: ShardTask, container: Container) -> ShardScan:
-    scan = container.scan(path, task.records, first=task.first)
+def _scan(path: str, task: ShardTask, container: Container, whole_digest: bool | None) -> ShardScan:
+    if whole_digest is None:
+        scan = container.scan(path, task.records, first=task.first)
+    else:
+        scan = container.scan_hashed(path, task.records, first=task.first, whole=whole_digest)
     if len(scan) == 0:
         error, rule = container.no_sample
         raise error(f"{path}: holds no sample ({rule}). Remove the file, or exclude it with --exclude.")
@@ -537,6 +552,7 @@ def scan_dataset(
     num_workers: int | None = None,
     executor: Executor | None = None,
     progress: Callable[[PrepareProgress], None] = lambda _: None,
+    whole_digest: bool | None = None,
 ) -> ScannedDataset:
     """Scan every shard into the log, except those already in it.
 
@@ -552,6 +568,7 @@ def scan_dataset(
             1,024.
         executor: Runs `scan_shard` instead of our own executor; it is not shut down.
         progress: Called after every shard.
+        whole_digest: See `scan_shard`.
 
     Raises:
         FormatError: Shards are damaged; the message lists up to five. The scans of the others are kept.
@@ -572,7 +589,7 @@ def scan_dataset(
     with contextlib.ExitStack() as stack:
         if executor is None:
             executor = stack.enter_context(_own_executor(root, left, num_workers, size_bytes))
-        scans = stack.enter_context(contextlib.closing(_scans(root, left, log, executor, ahead)))
+        scans = stack.enter_context(contextlib.closing(_scans(root, left, log, executor, ahead, whole_digest)))
         for result in itertools.chain(known, scans):
             if isinstance(result, Exception):
                 failures.append(result)
@@ -620,13 +637,18 @@ def _own_executor(
 
 
 def _scans(
-    root: str, tasks: Sequence[ShardTask], log: ScanLog, executor: Executor, ahead: int
+    root: str,
+    tasks: Sequence[ShardTask],
+    log: ScanLog,
+    executor: Executor,
+    ahead: int,
+    whole_digest: bool | None,
 ) -> Generator[ScannedShard | Exception]:
     """Scan shards on an executor and log them, in any order; for a failed shard, yield its error."""
     where = root if is_url(root) else os.path.join(os.getcwd(), root)
     storage = storage_settings() if is_url(root) else None
     results = outcomes(
-        lambda task: executor.submit(scan_shard, where, task, storage, container_of(task.records)),
+        lambda task: executor.submit(scan_shard, where, task, storage, container_of(task.records), whole_digest),
         deque(tasks),
         ahead=ahead,
         named=lambda task: f"{join(where, task.name)}: its scan",

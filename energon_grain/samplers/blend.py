@@ -37,10 +37,9 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import StateError
 from energon_grain.samplers.columns import Array
 from energon_grain.samplers.routing import Routes
-from energon_grain.samplers.segment import Segment, segment_key
+from energon_grain.samplers.segment import TAIL, Segment, Tail, segment_key
 from energon_grain.samplers.weights import Anchor, LaneSchedule, LaneStart, Smooth, Weight, integer_weights
 
 _KEPT = 128  # segments whose tables, some 10 KB each, a running blend keeps at least
@@ -73,7 +72,7 @@ class Blend:
         self.lanes, self._key = lanes, key
         self.weights = tuple(integer_weights(weights) for _, weights in schedule)
         self._schedule = [(start, weights) for (start, _), weights in zip(schedule, self.weights, strict=True)]
-        self._before: Blend | None = None  # what is before an anchor, once it is asked for
+        self._before: Blend | Tail | None = None  # what is before an anchor, once it is asked for
         self._number = 0  # of segments before an anchor
         self._firsts = np.zeros((len(schedule), lanes), np.int64)  # first round of each segment in each lane
         self._latest = np.zeros(len(schedule), np.int64)  # the greatest of them
@@ -86,7 +85,7 @@ class Blend:
         blend, integers = copy.copy(self), integer_weights(weights)
         gone = len(self._segments) - _KEPT if len(self._segments) >= 2 * _KEPT else 0
         schedule = self._schedule[gone:]
-        if gone:  # they are made again if asked for old positions
+        if gone:  # made again if old positions are asked for
             schedule[0] = self.anchor(self._number + gone, self._schedule[:gone]), schedule[0][1]
             blend._number, blend._before = self._number + gone, None
         blend.weights = (*self.weights[gone:], integers)
@@ -127,24 +126,30 @@ class Blend:
 
     def anchor(self, number: int, earlier: LaneSchedule = ()) -> Anchor:
         """Return a start for segment `number` by which a blend goes on without `earlier`, the segments before it."""
-        return self._segments[number - self._number].anchor(number, earlier)
+        first, segment = self._firsts[number - self._number], self._segments[number - self._number]
+        rounds = np.maximum(first + np.arange(-TAIL, 0)[:, None], 0)
+        tail, _ = self.route((rounds * self.lanes + np.arange(self.lanes)).reshape(-1))
+        return Anchor(
+            number=number,
+            rounds=first,
+            counts=self.counts_at(first)[: len(segment.before)].view(np.int64),
+            tail=tail.reshape(TAIL, -1).astype(np.int64),
+            phases=segment.phases,
+            earlier=earlier,
+        )
 
-    def _past(self) -> Blend:
-        """The segments before an anchor. Raises StateError if they are not known."""
+    def _past(self) -> Blend | Tail:
+        """The segments before an anchor, or the last rounds of them."""
         if self._before is None:
             start, _ = self._schedule[0]
-            if not isinstance(start, Anchor) or not start.earlier:
-                raise StateError(
-                    "the state has only the last changes of the mixture, and this step, or a sample that a lane holds, "
-                    "is from before them. States of save_state_rank and save_state_global and checkpoints have all"
-                )
-            self._before = Blend(start.earlier, lanes=self.lanes, key=self._key)
+            assert isinstance(start, Anchor)
+            self._before = Blend(start.earlier, lanes=self.lanes, key=self._key) if start.earlier else Tail(start)
         return self._before
 
     def route(self, position: npt.NDArray[np.int64]) -> Routes:
         """Return the child and the child position at each position (at least 0, any order).
 
-        Raises StateError for positions before an `Anchor` without `earlier`.
+        Raises StateError for positions more than three rounds before an `Anchor` without `earlier`.
         """
         rounds = position // self.lanes
         lane = position - rounds * self.lanes
@@ -187,7 +192,7 @@ class Blend:
         for number in np.unique(segment):
             here = segment == number
             if number < 0:
-                own = self._past().counts_at(np.where(here, rounds, 0))
+                own = self._past().counts_at(np.where(here, rounds, self._firsts[0]))
             else:
                 one = self._segments[number]
                 own = one.before + one.counts(np.where(here, rounds - self._firsts[number], 0))

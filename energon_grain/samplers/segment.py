@@ -8,14 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.errors import StateError
 from energon_grain.samplers.columns import Array
 from energon_grain.samplers.hashing import fold, fold_array
 from energon_grain.samplers.routing import Routes
 from energon_grain.samplers.share_tree import RUN, lane_phases, permute_run, round_of, share_tree
-from energon_grain.samplers.weights import MAX_TOTAL, Anchor, LaneSchedule
+from energon_grain.samplers.weights import MAX_TOTAL, Anchor
 
 _SEGMENT, _RUN = fold("segment"), fold("run")
 _BITS = 8  # of a phase that is carried on
+TAIL = RUN - 1
+"""Rounds by which a smooth segment may begin later than it was asked for."""
 
 
 class Segment:
@@ -66,12 +69,10 @@ class Segment:
         phases = ((rest * lanes + lost) << np.uint64(_BITS)) // (total * lanes)
         return self.before + at[self._tree.leaves], phases
 
-    def anchor(self, number: int, earlier: LaneSchedule) -> Anchor:
-        """Return the beginning of this segment. The arguments are fields of the result."""
-        phases = (self._phase << np.uint64(_BITS)) // self._total[:, None] if self._smooth else None
-        return Anchor(
-            number=number, rounds=self._first, counts=self.before.view(np.int64), phases=phases, earlier=earlier
-        )
+    @property
+    def phases(self) -> Array | None:
+        """Of a smooth segment, the argument `phases`."""
+        return (self._phase << np.uint64(_BITS)) // self._total[:, None] if self._smooth else None
 
     def route(self, lane: npt.NDArray[np.int64], rounds: npt.NDArray[np.int64]) -> Routes:
         """Return child and child position of rounds of lanes."""
@@ -165,6 +166,53 @@ class Segment:
         sum_ = left * rounds + self._phase[node, lane]
         to_left = sum_ // total
         return (to_left if whole is None else to_left + whole * left), sum_ - to_left * total
+
+
+class Tail:
+    """The last rounds of each lane before an anchor, for lanes that have not reached it."""
+
+    def __init__(self, anchor: Anchor) -> None:
+        self._anchor, self._lanes = anchor, len(anchor.rounds)
+
+    def route(self, position: npt.NDArray[np.int64]) -> Routes:
+        """As `Blend.route`. Raises StateError for positions further before the anchor."""
+        rounds, lane = np.divmod(position, self._lanes)
+        slot, tail = self._slots(rounds, lane), self._anchor.tail
+        child = tail[slot, lane]
+        rank = self._anchor.counts[child, lane]
+        for later in range(TAIL):
+            rank = rank - ((later >= slot) & (tail[later, lane] == child))
+        return child.astype(np.int32), rank * self._lanes + lane
+
+    def counts_at(self, rounds: npt.NDArray[np.int64]) -> Array:
+        """As `Blend.counts_at`, at most at the anchor. Raises as `route`."""
+        lane = np.arange(self._lanes)
+        slot, counts = self._slots(rounds, lane), self._anchor.counts.copy()
+        for later in range(TAIL):
+            here = np.flatnonzero(later >= slot)
+            counts[self._anchor.tail[later, here], here] -= 1
+        return counts.view(np.uint64)
+
+    def position_of(self, child: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """As `Blend.position_of`. Raises as `route`."""
+        rank, lane = np.divmod(below, self._lanes)
+        slot = np.full(below.size, -1 - TAIL, dtype=np.int64)
+        left = self._anchor.counts[child, lane] - rank  # rounds of this child from here to the anchor
+        for number in range(TAIL - 1, -1, -1):
+            left = left - (self._anchor.tail[number, lane] == child)
+            slot = np.where((left == 0) & (slot < -TAIL), number - TAIL, slot)
+        rounds = self._anchor.rounds[lane] + slot
+        self._slots(rounds, lane)
+        return rounds * self._lanes + lane
+
+    def _slots(self, rounds: npt.NDArray[np.int64], lane: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        slot = rounds - self._anchor.rounds[lane] + TAIL
+        if (slot < 0).any():
+            raise StateError(
+                "the state has only the last changes of the mixture, and this step, or a sample that a lane holds, is "
+                "from before them. States of save_state_rank and save_state_global and checkpoints have all changes"
+            )
+        return slot
 
 
 def segment_key(key: int, number: int) -> int:

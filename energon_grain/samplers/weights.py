@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational, Real
-from typing import cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ class Anchor:
         number: number of segments before it.
         rounds: int64 (L,), the first round of each lane.
         counts: int64 (K, L), rounds of each child before.
+        tail: int64 (3, L), the child of each of the three rounds before; any, if there are fewer.
         phases: of a smooth segment: uint64 (2 K - 1, L), 8 bits for each node of the share tree.
         earlier: the segments before it, if they are known, from the beginning or from another anchor on.
     """
@@ -48,8 +49,9 @@ class Anchor:
     number: int
     rounds: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
+    tail: npt.NDArray[np.int64]
     phases: npt.NDArray[np.uint64] | None = None
-    earlier: LaneSchedule = ()
+    earlier: Sequence[tuple[Any, Sequence[Weight]]] = ()
 
 
 LaneStart = int | npt.NDArray[np.int64] | Smooth | Anchor
@@ -94,22 +96,22 @@ def integer_weights(weights: Sequence[Weight]) -> tuple[int, ...]:
     Raises:
         ConfigError: a weight would round to zero.
     """
-    if all(type(each) is int and each >= 0 for each in weights):
-        common = math.gcd(*cast("Sequence[int]", weights))
-        if common and sum(cast("Sequence[int]", weights)) // common <= MAX_TOTAL:
-            return tuple(each // common for each in cast("Sequence[int]", weights))
+    if (whole := [each for each in weights if type(each) is int and each >= 0]) and len(whole) == len(weights):
+        common = math.gcd(*whole)
+        if 0 < sum(whole) // max(common, 1) <= MAX_TOTAL:
+            return tuple(each // common for each in whole)
     fractions = [exact(weight) for weight in weights]
     total = sum(fractions)
     scale = Fraction(math.lcm(*(f.denominator for f in fractions)), math.gcd(*(f.numerator for f in fractions)))
     if total * scale > MAX_TOTAL:
         scale = Fraction(MAX_TOTAL - len(fractions)) / total
     integers = tuple(round(f * scale) for f in fractions)
-    lost = [number for number, integer in enumerate(integers) if fractions[number] and not integer]
-    if lost:
-        raise ConfigError(
-            f"weight {lost[0]} of {len(fractions)}, {weights[lost[0]]!r}, is {float(fractions[lost[0]] / total):.2g} "
-            f"of all, which rounds to zero: a share must be at least {1 / MAX_TOTAL:.3g}"
-        )
+    for number, (fraction, integer) in enumerate(zip(fractions, integers, strict=True)):
+        if fraction and not integer:
+            raise ConfigError(
+                f"weight {number} of {len(fractions)}, {weights[number]!r}, is {float(fraction / total):.2g} of all, "
+                f"which rounds to zero: a share must be at least {1 / MAX_TOTAL:.3g}"
+            )
     return integers
 
 

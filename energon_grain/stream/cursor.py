@@ -138,7 +138,7 @@ def _unpacked_manifest(packed: str) -> Any:
         raise StateError(f"the state's 'manifest' is damaged: {error}") from error
 
 
-def _checksum(cursor: Mapping[str, Any]) -> str:
+def checksum(cursor: Mapping[str, Any]) -> str:
     """16 hex digits that depend on all other fields of the cursor."""
     content = {name: value for name, value in cursor.items() if name != "check"}
     return hashlib.blake2b(_CANONICAL.encode(content).encode(), digest_size=8).hexdigest()
@@ -163,7 +163,7 @@ def merge_cursors(cursors: Sequence[Mapping[str, Any]]) -> Cursor:
         merged["plans"] = _merged_plans(ordered)
     if any("amendments" in cursor for cursor in ordered):
         merged["amendments"] = extension(MERGE_AMENDMENTS)(ordered)
-    merged["check"] = _checksum(merged)
+    merged["check"] = checksum(merged)
     return merged
 
 
@@ -493,15 +493,15 @@ def check_cursor(cursor: Any) -> Cursor:
     """A checked copy of a cursor. Raises StateError if it is malformed or of another version."""
     given = _fields_of(cursor)
     try:
-        checksum = _checksum(given)
+        found = checksum(given)
     except (TypeError, ValueError, RecursionError) as error:
         raise StateError(f"the state's {_not_native(given)!r} is not JSON ({type(error).__name__}: {error})") from error
     _check_shapes(given)
     if given["pass_step"] > given["step"]:
         raise StateError(f"the state's 'pass_step' is {given['pass_step']}, but its 'step' is only {given['step']}")
-    if given.setdefault("check", checksum) != checksum:
+    if given.setdefault("check", found) != found:
         raise StateError(
-            f"the state is damaged: its 'check' is {reprlib.repr(given['check'])}, but its content has {checksum} (to "
+            f"the state is damaged: its 'check' is {reprlib.repr(given['check'])}, but its content has {found} (to "
             f"change a state on purpose, remove 'check')"
         )
     _settle_order_version(given, checksummed="check" in cursor)
@@ -549,7 +549,7 @@ def _settle_order_version(given: Cursor, *, checksummed: bool) -> None:
     """
     if "order_version" not in given:
         given["order_version"] = 2 if checksummed else 1
-        given["check"] = _checksum(given)
+        given["check"] = checksum(given)
     if given["order_version"] > ORDER_VERSION:
         raise StateError(
             f"the state's 'order_version' is {given['order_version']}: it was saved by a later revision of "
@@ -621,10 +621,10 @@ _SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "amendments": (
         lambda value: (
             isinstance(value, list | tuple)
-            and len(cast("Sequence[Any]", value)) == 2
+            and len(cast("Sequence[Any]", value)) in range(2, 7)
             and all(isinstance(text, str) for text in cast("Sequence[Any]", value))
         ),
-        "a list of two strings",
+        "a list of 2 to 6 strings",
     ),
     "manifest": (lambda value: isinstance(value, str | Mapping), "a string, or an object of an older release"),
 }

@@ -561,7 +561,7 @@ class Stream:
             held = self._lane_states.text(progress.lanes)
         dropped = int(progress.drops.min())
         plans = self.spec.carries(progress.pass_number, progress.item, dropped, progress.lanes)
-        amendments = () if self.amendments is None else self.amendments.texts(self.share)
+        amendments = () if self.amendments is None else self.amendments.texts(self.share, saved=with_manifest)
         return to_cursor(
             progress,
             self.share,
@@ -646,7 +646,7 @@ class Stream:
         """Go to the place of a stream that was switched to, and report held samples that were dropped."""
         self._go_to(progress)
         for dropped in () if isinstance(found, Progress) else found.dropped:
-            self.outlet.dropped(progress.step, dropped)
+            self.outlet.dropped(progress.step - 1, dropped)  # counts of steps to come begin again with them
 
     def _amended(self, how: str, *arguments: Any, **options: Any) -> Any:
         if self.dataset is None:

@@ -43,6 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with get_savable_loader(get_val_dataset(root / "text", batch_size=2, worker_config=config)) as loader:
         next(loader)
         (root / "state.json").write_text(json.dumps(loader.save_state_rank()))
+    (root / "losses.csv").write_text("step,loss\n" + "".join(f"{step},{step % 3}\n" for step in range(40)))
     join = {"join": [{"path": "text"}, {"path": "text"}]}
     write_v2(root, "mix.yaml", train={"blend": [join, {"path": "text"}]})
     return root
@@ -65,6 +66,8 @@ RUNS: list[tuple[list[str], dict[str, Any]]] = [
     (["which", "text", "--step", "0", "--batch-size", "2"], {}),
     (["preview", "text", "--html", "page.html"], {"path": "text", "html": "page.html"}),
     (["checkpoint", "info", "state.json"], {"step": 1, "seed": 0}),
+    (["blame", "state.json", "text", "--validation", "--losses", "losses.csv"], {"steps": 40, "replayed": False}),
+    (["rewind", "state.json", "text", "--validation", "--to", "0", "-o", "old.json"], {"step": 0, "item": 0}),
     (["cache", "check", "kept"], {"pages": 0, "damaged_pages": 0}),
     (
         ["bench", "text", "--seconds", "0.01", "--workers", "0", "--task-encoder", "talking:Talking"],

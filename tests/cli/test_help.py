@@ -112,7 +112,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FASTER = {"bench": ["--seconds", "0.01"]}
-STATUS = {  # the state is of another run: there are differences, and no blend to amend
+STATUS = {  # the state is of another run: there are differences, no blend to amend, and no step 100
+    "energon-grain blame state.json captions --losses losses.csv -o bad.json": 1,
+    "energon-grain blame state.json captions --losses losses.csv --html bad.html": 1,
+    "energon-grain rewind state.json --to 100 -o old.json": 1,
+    "energon-grain rewind state.json captions --to 100 -o old.json": 1,
     "energon-grain checkpoint info state.json --dataset captions": 1,
     "energon-grain receipt state.json captions -o receipt.json": 1,
     "energon-grain verify receipt.json captions --batch-size 16": 1,

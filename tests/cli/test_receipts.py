@@ -35,6 +35,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_from_digests_to_a_difference(folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / name / ".nv-meta/columnar/digests.json").unlink()
     refused = run("receipt", "state.json", "mix.yaml")
     assert refused.exit_code == 1
     assert "measure" in str(refused.exception)

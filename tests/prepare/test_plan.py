@@ -44,7 +44,7 @@ def written(root: Path, request: PrepareRequest, **arguments: object) -> tuple[s
     assert everything(root) == before
     said = {name for name in plan.writes if not name.endswith("columnar/")}
     report = prepare_dataset(root, **arguments)  # pyright: ignore[reportArgumentType]
-    assert {name for name in plan.removes if (root / name).exists()} == set()
+    assert {name for name in plan.removes(digested=True) if (root / name).exists()} == set()
     return said, set(report.written)
 
 
@@ -68,7 +68,7 @@ def test_a_plan_says_what_is_written(tars: Path) -> None:
     assert plan.new == ("zz.tar",)
     assert len(plan.shards) == 4
     said, done = written(tars, PrepareRequest(append=True), append=True)
-    assert said == done
+    assert said - {".nv-meta/columnar/digests.json"} == done  # reports leave out the files of the columnar index
     assert {"zz.tar.idx", ".nv-meta/split-first-3-shards.yaml"} < done
 
 

@@ -69,11 +69,11 @@ def objects(url: str) -> dict[str, bytes]:
 
 
 def comparable(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Without what is random: the id, and the name of the generation of the columns."""
+    """Without digests, which are of local files, and what is random: the id, and the generation of the columns."""
     generation = json.loads(files[HEADER])["generation"]
     plain = {name.replace(generation, "generation"): data for name, data in files.items()}
     plain[HEADER] = plain[HEADER].replace(generation.encode(), b"generation")
-    return {name: data for name, data in plain.items() if not name.endswith("index.uuid")}
+    return {name: data for name, data in plain.items() if not name.endswith(("index.uuid", "digests.json"))}
 
 
 def on_disk(root: Path) -> dict[str, bytes]:

@@ -166,13 +166,21 @@ def test_an_anchor_continues_without_the_segments_before(smooth: bool) -> None:
     anchor = whole.anchor(7)
     rest = Blend([(anchor, changes[7][1]), *changes[8:]], lanes=lanes, key=3)
     assert anchor.number == 7
-    position = np.arange(int(anchor.rounds.max()) * lanes, 400 * lanes)
+    position = (np.arange(-3, 200)[:, None] + anchor.rounds) * lanes + np.arange(lanes)
+    position = rng.permutation(position.reshape(-1))
     for one, other in zip(whole.route(position), rest.route(position), strict=True):
         assert np.array_equal(one, other)
     again = rest.anchor(9)
     assert np.array_equal(again.rounds, whole.anchor(9).rounds)
+    child, below = whole.route(position)
+    assert np.array_equal(rest.position_of(child, below), position)
     with pytest.raises(StateError, match="only the last changes of the mixture"):
-        rest.route(np.arange(int(anchor.rounds.min()) * lanes - lanes, 400 * lanes))
+        rest.position_of(np.zeros(1, np.int32), np.zeros(1, np.int64))
+    for back in range(4):
+        at = anchor.rounds - back + rng.integers(0, 3, lanes) * (back == 0)
+        assert np.array_equal(rest.counts_at(at), whole.counts_at(at))
+    with pytest.raises(StateError, match="only the last changes of the mixture"):
+        rest.route(np.arange(int(anchor.rounds.min() - 4) * lanes, 400 * lanes))
     known = Blend([(whole.anchor(7, changes[:7]), changes[7][1]), *changes[8:]], lanes=lanes, key=3)
     check_equal(known, whole, 400, rng)
 

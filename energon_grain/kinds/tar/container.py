@@ -46,6 +46,9 @@ class Tars(Container):
     def scan(self, path: str, encoding: RecordEncoding | None, *, first: int) -> ShardScan:
         return scan_tar(path)
 
+    def scan_hashed(self, path: str, encoding: RecordEncoding | None, *, first: int, whole: bool) -> ShardScan:
+        return scan_tar(path, digest="whole" if whole else "free")
+
     def scan_indexed(
         self, folder: DataFolder, shard: str, count: int, encoding: RecordEncoding | None, *, first: int
     ) -> ShardScan:

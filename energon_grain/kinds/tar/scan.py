@@ -8,8 +8,8 @@ differs from that of the previous part; members that are not parts are ignored.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from energon_grain.formats.scan import ShardScan
 from energon_grain.kinds.tar.header import BLOCK, CONTIGUOUS, NAME, OLD_REGULAR, PREFIX, REGULAR, TYPE, full_name
 from energon_grain.kinds.tar.names import Hidden, part_dot, part_dots
 from energon_grain.kinds.tar.walk import HeaderBatch, HeaderWalk, Strategy, TarBytes
+from energon_grain.prepare.hashed_bytes import HashedBytes
 
 _KNOWN_IN_BULK: Final = 64
 
@@ -181,7 +182,12 @@ def _no_parts() -> PartBatch:
 
 
 def scan_tar(
-    path: str | os.PathLike[str], *, hidden: Hidden = "skip", strategy: Strategy = "auto", keep: bool = False
+    path: str | os.PathLike[str],
+    *,
+    hidden: Hidden = "skip",
+    strategy: Strategy = "auto",
+    keep: bool = False,
+    digest: Literal["none", "free", "whole"] = "none",
 ) -> ShardScan:
     """Scan a tar shard: ustar, GNU and PAX, including long names and large sizes.
 
@@ -194,12 +200,15 @@ def scan_tar(
         hidden: "skip" ignores hidden files everywhere; "keep" reproduces Energon, where `d/.h.jpg` makes a sample `d/`.
         strategy: How headers are found; "auto" depends on the size of the members. Does not affect the result.
         keep: Whether payloads of an object that are read in passing stay in the block cache.
+        digest: Whether to make a digest of a local file: "free" if nearly all bytes are read anyway, "whole" always.
 
     Raises:
         OSError: The file does not exist or cannot be read.
         TarError: It is damaged, compressed, or has hard links or sparse members. Names file, member and offset.
     """
     with TarBytes(path, keep=keep) as tar:
+        hashed = None if digest == "none" else HashedBytes(tar.data, whole=digest == "whole")
+        tar.data = hashed or tar.data
         walk, reader = HeaderWalk(tar, strategy), PartReader(tar, hidden)
         columns = _Columns()
         for batch in walk:
@@ -211,7 +220,8 @@ def scan_tar(
             columns.sample_start.append(batch.start[found.row[found.is_new_key]])
             columns.key_length.append(found.key_length)
             columns.key_bytes.append(found.key_bytes)
-        return columns.join(tar, walk.end, reader.part_names)
+        scan = columns.join(tar, walk.end, reader.part_names)
+        return scan if hashed is None else replace(scan, digest=hashed.digest())
 
 
 class _Columns:
