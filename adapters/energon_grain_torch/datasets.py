@@ -229,8 +229,9 @@ class _Batches:
 
     def _run(self, stream: Stream) -> None:
         """Take batches from a stream, and close it together with this object."""
+        stream.on_change = self._dataset._changes[0]
         if stream.share.stride == 1:
-            stream.dataset, stream.on_change = self._dataset.dataset, self._dataset._changes[0]
+            stream.dataset = self._dataset.dataset
         if self._end is not None:
             self._end()
         self._stream, self._ended = stream, False
