@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from amended_runs import write_data
+from amended_runs import SIZES, write_data
 from amended_trees import GraphRun
 
 from energon_grain.errors import AmendmentError
@@ -58,6 +58,48 @@ def test_exclude_in_nested_blends_that_grow(run: GraphRun) -> None:
         assert set(keys(run, other, later)) & set(GONE), other
     excluded = [dict(each.excluded) for each in run.loaders[0].amendments]
     assert excluded == [{"path/c/train//0": 3}, {}, {}, {"path/d/train//0": 3}]
+
+
+def test_dropped_samples_of_leaves_that_are_not_in_document_order(data: Path) -> None:
+    """Below a concatenation, lanes cannot pass over excluded samples."""
+    run = GraphRun(data, [["a", 3], [[["b", 1]], 2], ["c", 4]], {"c": "twice"})
+    run.start()
+    run.step(4)
+    run.tree = [["a", 3], [[["b", 1], ["d", 1]], 2], ["c", 4]]
+    run.start(run.state(), on_change="amend")
+    run.step(4)
+    run.amend(exclude={"c": GONE})
+    begin = len(run.log)
+    run.step(50)
+    run.start(run.state())
+    run.step(10)
+    assert not set(keys(run, "c", begin)) & set(GONE)
+    assert len(keys(run, "c", begin)) > 60
+    for other in ("a", "b", "d", "e2"):
+        assert set(keys(run, other, begin)) & set(GONE), other
+    run.close()
+
+
+def test_a_condition_on_a_dataset_that_is_removed_and_added_again(
+    run: GraphRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the dataset is removed, its columns are not there to evaluate the condition."""
+    monkeypatch.setattr("energon_grain.amendments.exclusions.LONG_TEXT", 0)
+    run.amend(exclude={"c": "bytes >= 155"})
+    begin = len(run.log)
+    run.step(10)
+    first = run.tree
+    for tree in ([["a", 3], [[["b", 1]], 2]], first):
+        run.tree = tree
+        run.start(run.state(), on_change="amend")
+        run.step(3)
+        run.start(run.state())
+        run.step(3)
+    run.step(60)
+    (count,) = run.loaders[0].amendments[0].excluded.values()
+    drawn = keys(run, "c", begin)
+    assert len(drawn) > 60
+    assert 0 < count == SIZES["c"] - len(set(drawn))
 
 
 def test_exclude_and_change_the_mixture_in_one_call(run: GraphRun) -> None:
