@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from amended_runs import GLOBAL_BATCH, LANES, Use
+from amended_runs import GLOBAL_BATCH, LANES
 
 from energon_grain import (
     BatchDataset,
@@ -31,6 +31,8 @@ from energon_grain.errors import AmendmentError
 from energon_grain.stream.state import Place, walk
 
 REFUSED = "put it above the blend|cannot move to another blend"
+Use = tuple[str, int, int]
+"""Dataset, position in its own stream, key."""
 Tree = list[Any]
 """A blend: [what, weight] of each child, where what is the name of a dataset, or another blend."""
 
