@@ -149,7 +149,7 @@ class Run:
 
     def entry(self, name: str) -> dict[str, Any]:
         """The node of a dataset in the metadataset."""
-        entry: dict[str, Any] = {**ENTRIES[name], "subflavors": {"name": name}}
+        entry: dict[str, Any] = {**ENTRIES.get(name, {"path": name}), "subflavors": {"name": name}}
         if "join" in entry:
             entry["join"] = [{"path": str(self.data / part["path"])} for part in entry["join"]]
             return entry | {"joiner": {"__module__": "amended_runs", "__function__": "first_of"}}
@@ -169,6 +169,7 @@ class Run:
     def start(self, state: Any = None, **options: Any) -> None:
         yaml = self.write()
         self.close()
+        self.loaders = []
         api = importlib.import_module("energon_grain_torch") if self.workers[1] == "torch" else None
         number, kind = self.workers
         packing: dict[str, Any] = {"packing_buffer_size": 7} if self.encoder.packs else {}
@@ -192,7 +193,6 @@ class Run:
     def close(self) -> None:
         for loader in self.loaders:
             loader.close()
-        self.loaders = []
 
     def state(self) -> Any:
         return merge_cursors([loader.save_state_rank() for loader in self.loaders])

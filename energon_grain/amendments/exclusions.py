@@ -351,6 +351,15 @@ class Excluding:
         wrong = self.closed - {*holes_of(spec)}
         return dataclasses.replace(self, never_closed=self.never_closed | wrong, closed=set()) if wrong else None
 
+    def _not_closed(self) -> dict[int, Sequence[Exclusion]]:
+        """The exclusions of leaves whose lanes do not pass over the samples, by number of the leaf."""
+        names = dict(enumerate(self.names))
+        return {
+            number: self.entries[name]
+            for number, name in names.items()
+            if name in self.entries and number not in self.closed
+        }
+
     def dropped_from(self, spec: StreamSpec, begins: Sequence[Int64Array]) -> StreamSpec:
         """A compiled stream that drops samples of leaves whose lanes do not pass over them.
 
@@ -361,11 +370,7 @@ class Excluding:
         Raises:
             AmendmentError: They cannot be dropped.
         """
-        drops = {
-            number: self.entries[name]
-            for number, name in enumerate(self.names)
-            if name in self.entries and number not in self.closed
-        }
+        drops = self._not_closed()
         if not drops:
             return spec
         _check_drops(spec)
@@ -428,15 +433,13 @@ def holes_of(spec: StreamSpec) -> dict[int, Holes]:
     """The holes of leaves whose lanes are those of the run, by number of the leaf."""
     found: dict[int, Holes] = {}
     first = 0
-    for order in [spec.index_map] if spec.program is None else [feed.order for feed in spec.program.feeds]:
-        leaves = 0 if order is None else len(order.table)
-        while order is not None and order.planned is not None:
-            order = getattr(order.planned, "child", None)
-        if order is not None and order.routes is not None and isinstance(router := order.routes.router, Holes):
-            found[first] = router
-        elif order is not None and order.routes is not None:
-            _closed_leaves(order.routes, first, found, in_blend=False)
-        first += leaves
+    for order in [spec.order] if spec.program is None else [feed.order for feed in spec.program.feeds]:
+        routes = order.routes if order.planned is None else order.planned.child.routes
+        if routes is not None and isinstance(routes.router, Holes):
+            found[first] = routes.router
+        elif routes is not None:
+            _closed_leaves(routes, first, found, in_blend=False)
+        first += len(order.table)
     return found
 
 

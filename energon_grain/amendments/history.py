@@ -380,11 +380,7 @@ def by_state(
             "and the checkpoint handlers have one"
         )
     now = json.loads(json.dumps(plain.manifest()))
-    was = mixtures.described(saved["mixture"], saved["leaves"])
-    if mixtures.ALONE in (new.per_step, 0 if before is None else before.mixture.per_step):
-        was = _whole(dataset, plain, saved, now)
-    if was is None:
-        raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend")
+    was = _saved_mixture(dataset, plain, saved, now, [new, *([] if before is None else [before.mixture])])
     amendments = before or Amendments(mixture=was)
     mixtures.check_kind(amendments.mixture, new)
     excluded = _narrowed(amendments, new, saved, now, plain)
@@ -399,6 +395,22 @@ def by_state(
     if not changed and not amendments.steps and list(amendments.mixture.names()) == list(new.names()):
         return None  # otherwise the same datasets in another order, which would renumber them
     return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+
+
+def _saved_mixture(
+    dataset: SavableDataset,
+    plain: StreamSpec,
+    saved: Mapping[str, Any],
+    now: Mapping[str, Any],
+    known: Sequence[Mixture],
+) -> Mixture:
+    """The mixture of a saved configuration. Raises AmendmentError if it cannot be amended."""
+    if any(each.per_step == mixtures.ALONE for each in known):
+        return _whole(dataset, plain, saved, now)
+    was = mixtures.described(saved["mixture"], saved["leaves"])
+    if was is None:
+        raise AmendmentError("the saved stream cannot be amended: its outermost dataset is not a blend")
+    return was
 
 
 def _cut_by_state(
@@ -718,12 +730,18 @@ def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments,
     spec = excluding.dropped_from(spec, amendments.taken(share))
     if not alone and isinstance(router := blend_of(order_of(spec)), EpochSegments):
         amendments.mixture.lengths = [*router.samples]
-    for unit in mixtures.units(amendments.mixture):  # so that a later change of them is found
-        if unit.rows is None and not set(unit.leaves).issubset({"/".join(leaf.key) for leaf in plain.leaves}):
-            rows = spec.manifest()["leaves"]
-            unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
+    _note_rows(amendments.mixture, plain, spec)
     amendments.spec = dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
     return amendments.spec
+
+
+def _note_rows(mixture: Mixture, plain: StreamSpec, spec: StreamSpec) -> None:
+    """Keep the manifest's entries of leaves that the configuration lacks, so that a later change of them is found."""
+    configured = {"/".join(leaf.key) for leaf in plain.leaves}
+    for unit in mixtures.units(mixture):
+        if unit.rows is None and not configured.issuperset(unit.leaves):
+            rows = spec.manifest()["leaves"]
+            unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
 
 
 def _resolved(plain: StreamSpec, amendments: Amendments) -> list[Resolved]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -69,34 +70,61 @@ def amended_now(
     Raises:
         AmendmentError: There is no such dataset, or the mixture cannot be amended.
     """
-    amendments = _copy_of(before) or Amendments(mixture=mixture_of(dataset, plain))
+    change = _Change(dict(weights or {}), dict(add or {}), list(remove), exclude)
+    amendments = _begun(dataset, plain, before, change)
     alone = amendments.mixture.per_step == mixtures.ALONE
-    if alone and (weights or add or remove or exclude is None):
-        configured(dataset, plain)  # raises
     cut = None if alone else cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
-    given, more = dict(weights or {}), dict(add or {})
-    if more or remove or exclude is not None:
-        new = _changed(amendments.mixture, given, more, list(remove))
-        excluded = [] if exclude is None else _excluded(amendments, new, plain, exclude)
-        if not append(amendments, new, plain, share, progress, note, cut, excluded):
+    if change.only_weights:
+        given = change.weights
+        changed = bool(given) and _reweighted(amendments, plain, share, progress, given, note, cut, smooth=smooth)
+        if not (changed or smooth):
             raise AmendmentError(_NOTHING)
-        return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
-    changed = bool(given) and _reweighted(amendments, plain, share, progress, given, note, cut, smooth=smooth)
-    if not (changed or smooth):
+        done = amendments if changed else before
+        spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
+        return Amended(spec=spec, amendments=done)
+    new = _changed(amendments.mixture, change)
+    excluded = [] if exclude is None else _excluded(amendments, new, plain, exclude)
+    if not append(amendments, new, plain, share, progress, note, cut, excluded):
         raise AmendmentError(_NOTHING)
-    done = amendments if changed else before
-    spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
-    return Amended(spec=spec, amendments=done)
+    return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
 
 
-def _changed(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], remove: list[str]) -> Mixture:
+def _changed(mixture: Mixture, change: _Change) -> Mixture:
     """A copy of a mixture with a change."""
     new = _copied(mixture)
     for each in _blends(new):  # plans of blends that do not change stay
         each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
-    if weights or add or remove:
-        _change(new, weights, add, remove)
+    if change.mixes:
+        _change(new, change.weights, change.add, change.remove)
     return new
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """The arguments of `amended_now`."""
+
+    weights: dict[str, Weight]
+    add: dict[str, Any]
+    remove: list[str]
+    exclude: Any
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it changes a blend."""
+        return bool(self.weights or self.add or self.remove)
+
+    @property
+    def only_weights(self) -> bool:
+        """Whether it does not change anything else."""
+        return not self.add and not self.remove and self.exclude is None
+
+
+def _begun(dataset: SavableDataset, plain: StreamSpec, before: Amendments | None, change: _Change) -> Amendments:
+    """The amendments until now, to append to. Raises AmendmentError if there is no blend that can be changed."""
+    found = _copy_of(before) or Amendments(mixture=mixture_of(dataset, plain))
+    if found.mixture.per_step == mixtures.ALONE and (change.mixes or change.exclude is None):
+        configured(dataset, plain)  # raises
+    return found
 
 
 _NO_WEIGHT = "amend: all weights are 0; give one dataset a weight above 0"

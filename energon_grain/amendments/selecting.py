@@ -91,7 +91,7 @@ def _of_file(path: Path) -> Named:
         if isinstance(found, str):
             raise AmendmentError(f"{path}: expected a list of keys, or an object with keys by dataset")
         return named(found)
-    rows = _of_csv(path, text) if path.suffix == ".csv" else [_of_line(line) for line in text.splitlines()]
+    rows = _of_csv(path, text) if path.suffix == ".csv" else map(_of_line, text.splitlines())
     keys: Named = {}
     for dataset, key in rows:
         if key:
@@ -150,13 +150,12 @@ def _anywhere(keys: list[str], leaves: Mapping[str, Source]) -> list[Selected]:
     places = {leaf: _find(source, keys) for leaf, source in leaves.items()}
     owners = {key: [leaf for leaf in leaves if key in places[leaf]] for key in keys}
     _refuse_unknown([key for key in keys if not owners[key]], "no dataset of this run has")
-    shared = next((key for key in keys if len(owners[key]) > 1), None)
-    if shared is not None:
-        who = ", ".join(owners[shared][:_SHOWN])
-        raise AmendmentError(
-            f"amend: exclude: several datasets have the key {shared!r} ({who}): name the dataset, "
-            f"exclude={{dataset: keys}}"
-        )
+    for key, own in owners.items():
+        if len(own) > 1:
+            raise AmendmentError(
+                f"amend: exclude: several datasets have the key {key!r} ({', '.join(own[:_SHOWN])}): name the "
+                f"dataset, exclude={{dataset: keys}}"
+            )
     return [
         Selected(leaf=leaf, samples=np.unique(np.concatenate([*own.values()]))) for leaf, own in places.items() if own
     ]

@@ -98,8 +98,7 @@ def amend(
     size = batch_size or cursor["history"][-1][4] // run.world_size or 1
     with Stream.of(run.dataset(to, batch_size=size)) as stream:
         stream.restore(cursor, on_change="amend", note=note)
-        if weights or exclude:
-            stream.amend(weights=_weights(weights), exclude=_exclude(exclude or []), note=note)
+        _amend(stream, weights, exclude or [], note)
         amended, amendments = stream.cursor(with_manifest=True), stream.amendments
         if amendments is None or len(amendments.steps) == known:
             return Answer(document=[], lines=["Nothing changes: the state has the mixture of the configuration."])
@@ -132,6 +131,12 @@ def history(state: _State) -> Answer:
         lines += table(rows, "<>>") if len(rows) > 1 else []
         lines += [f"Excluded: {counted(count, 'sample')} of {_short(name)}." for name, count in each.excluded.items()]
     return Answer(document=[asdict(each) for each in log], lines=lines)
+
+
+def _amend(stream: Stream, weights: str | None, exclude: list[str], note: str) -> None:
+    """Make the changes that options name."""
+    if weights or exclude:
+        stream.amend(weights=_weights(weights), exclude=_exclude(exclude), note=note)
 
 
 def _begin(change: Amendment) -> str:

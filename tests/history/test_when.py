@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,9 +204,10 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "night"
 _SETTINGS = settings(
     phases=[Phase.generate],
-    max_examples=20,
+    max_examples=40 if NIGHT else 12,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -220,7 +222,7 @@ def test_graphs_of_all_nodes(text_dataset: MakeDataset, graph: Any, hosts: int, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quiet")
-@settings(_SETTINGS, max_examples=200)
+@settings(_SETTINGS, max_examples=400 if NIGHT else 12)
 @given(graph=balanced_tops(3, hooks=(None,)), hosts=st.sampled_from([1, 2, 4]), steps=st.integers(1, 30))
 def test_graphs_with_balanced_hosts_costs_and_plans(
     text_dataset: MakeDataset, graph: Any, hosts: int, steps: int

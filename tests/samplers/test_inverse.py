@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar
@@ -25,6 +26,8 @@ from energon_grain.stream.index_map import EqualPasses, FractionalPasses
 from energon_grain.testing import check_sampler
 
 LANES = 12
+
+NIGHT = os.environ.get("HYPOTHESIS_PROFILE") == "night"
 
 
 @pytest.mark.parametrize("lanes", [1, 5, 48])
@@ -153,14 +156,14 @@ def trees(draw: st.DrawFn, depth: int = 3) -> RouteTree:
     return RouteTree(router, children)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200 if NIGHT else 60, deadline=None)
 @given(trees(), st.integers(0, 10_000))
 def test_trees(tree: RouteTree, start: int) -> None:
     check_sampler(tree, start=start, positions=400)
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40 if NIGHT else 8, deadline=None)
 @given(trees(), st.integers(0, 1 << 40))
 def test_a_million_pairs(tree: RouteTree, start: int) -> None:
     check_sampler(tree, start=start, positions=25_000)
