@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 10.0
 
 
 class Message(NamedTuple):
-    """The message of a step to a replica.
+    """The message to a replica for a step.
 
     Attributes:
         number: Number of the message.
