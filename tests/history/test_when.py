@@ -26,6 +26,8 @@ from energon_grain import (
     KeyNotFoundError,
     StateError,
     Stream,
+    get_savable_loader,
+    get_train_dataset,
     merge_cursors,
 )
 from energon_grain.amendments.holes import Holes
@@ -160,6 +162,20 @@ def test_runs_that_exclude_samples(data: Path, hosts: int) -> None:
         assert all(use.past for use in uses)
     assert not loader.when(*keys(0), dataset="a")[-1].past
     run.close()
+
+
+def test_samples_that_are_dropped_where_passes_have_an_end(data: Path) -> None:
+    options: dict[str, Any] = {"repeat": False, "batch_size": 6, "lanes": 12, "shuffle_over_epochs_multiplier": 1}
+    dataset = get_train_dataset(data / "a", shuffle_buffer_size=None, max_samples_per_sequence=None, **options)
+    with get_savable_loader(dataset) as loader:
+        early = [int(key) for _ in range(4) for key in next(loader).__key__]
+        late = next(each for each in range(61) if each not in early)
+        loader.amend(exclude=keys(early[0], late))
+        assert not loader.when(*keys(late))
+        [use] = loader.when(*keys(early[0]), replay=True)
+        assert (use.past, use.step) == (True, 0)
+        assert not loader.when(*keys(early[1]))[-1].past
+        assert [Path(each.dataset).name for each in loader.seen()] == ["a"]
 
 
 def test_seen_does_not_route_every_position(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
