@@ -95,11 +95,9 @@ class SampleOrder:
         Raises StateError if the order has no inverse.
         """
         placed = self._in_order(index, epochs)
-        return (
-            placed
-            if self._dropping is None
-            else placed[np.flatnonzero(~self._dropping.drops(self._leaf, index, placed.item))]
-        )
+        if self._dropping is None:
+            return placed
+        return placed[np.flatnonzero(~self._dropping.drops(self._leaf, index, placed.item))]
 
     def _in_order(self, index: int, epochs: Int64Array) -> Placed:
         leaf = np.full(len(epochs), self._leaf, np.int32)
