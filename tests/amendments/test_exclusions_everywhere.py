@@ -7,8 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from amended_runs import LANES, SIZES, Run
+from amended_runs import LANES, SIZES, Packing, Plain, Run, Skipping
 
 from energon_grain import (
     BatchDataset,
@@ -21,6 +22,7 @@ from energon_grain import (
     merge_cursors,
 )
 from energon_grain.errors import AmendmentError
+from energon_grain.samplers.leaf_order import LeafTable
 
 
 def keys(*numbers: int) -> list[str]:
@@ -29,6 +31,26 @@ def keys(*numbers: int) -> list[str]:
 
 def late(run: Run, begin: int, name: str) -> set[int]:
     return {key for step in run.log[begin:] for each, _, key, _ in step if each == name}
+
+
+def check_lanes(run: Run, gone: dict[str, set[int]]) -> None:
+    """Lanes deliver everything once that hooks do not drop, except excluded samples."""
+    delivered = [use[:2] for step in run.log for use in step]
+    assert max(Counter(delivered).values()) == 1
+    done = set(delivered)
+    last: dict[tuple[str, int], int] = {}
+    for name, child in (use[:2] for step in run.log[:-20] for use in step):  # later, packs hold some
+        last[name, child % run.lanes] = max(last.get((name, child % run.lanes), 0), child)
+    orders = {Path(leaf.leaf.path).name: leaf.order for leaf in run.loaders[0].stream.spec.leaves}
+    passed = 0
+    for (name, lane), end in last.items():
+        children = np.arange(lane, end, run.lanes)
+        samples, _ = LeafTable([orders[name]], run.lanes).draw(0, children)
+        for child, sample in zip(children.tolist(), samples.tolist(), strict=True):
+            if (name, child) not in done:
+                assert sample in gone[name] or run.encoder.drops_sample(sample), (name, child, sample)
+                passed += sample in gone[name]
+    assert passed > 10
 
 
 @pytest.mark.parametrize(
@@ -67,6 +89,31 @@ def test_ways_to_name_samples_of_a_join(run: Run) -> None:
     assert [sum(each.excluded.values()) for each in loader.amendments] == [1, 20, 1]
     run.step(20)
     assert late(run, 0, "j") == set(range(20, 39)) - {30}
+
+
+@pytest.mark.parametrize(("hosts", "workers"), [(8, (0, "thread")), (1, (2, "torch"))])
+@pytest.mark.parametrize("encoder", [Skipping, Packing])
+def test_lanes_deliver_all_other_samples(run: Run, encoder: type[Plain], hosts: int, workers: tuple[int, str]) -> None:
+    if workers[1] == "torch":
+        pytest.importorskip("torch")
+    run.encoder, run.hosts, run.workers, run.lanes, run.global_batch = encoder, hosts, workers, 24, 24
+    run.start()
+    run.step(4)
+    run.amend(exclude={"a": keys(0, 1, 50)})
+    run.step(2)
+    run.amend(exclude={"a": keys(22), "b": keys(8, 10)}, weights={"a": 1, "b": 1})
+    state = json.loads(json.dumps(run.state()))
+    run.step(60)
+    log, run.log = run.log, run.log[:6]
+    run.hosts, run.workers = (2, (0, "thread")) if hosts == 8 else (8, (0, "thread"))
+    run.start(state)
+    run.step(60)
+    assert [sorted(step) for step in run.log] == [sorted(step) for step in log]
+    gone = {"a": {0, 1, 22, 50}, "b": {8, 10}}
+    check_lanes(run, gone)
+    if encoder is Skipping:  # packs deliver what they hold
+        assert all(not late(run, 6, name) & samples for name, samples in gone.items())
+    assert all(not late(run, 40, name) & samples for name, samples in gone.items())
 
 
 class Naming(TaskEncoder):
