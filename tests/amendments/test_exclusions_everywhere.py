@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from amended_runs import LANES, SIZES, Packing, Plain, Run, Skipping
+from uses_oracle import check_uses
 
 from energon_grain import (
     BatchDataset,
@@ -76,6 +77,7 @@ def test_a_join_by_the_keys_of_its_first_member(run: Run, hosts: int, workers: t
     run.start(state)
     run.step(12)
     assert [sorted(step) for step in run.log] == [sorted(step) for step in log]
+    assert check_uses(run.loaders[0]._stream, run.steps) > run.steps * run.global_batch
 
 
 def test_ways_to_name_samples_of_a_join(run: Run) -> None:
@@ -197,5 +199,7 @@ def test_blends_in_blends(data: Path, encoder: Any, per_step: int, hosts: int) -
     assert [sorted(step) for step in steps_of(again, 16)] == [sorted(step) for step in after]
     records = [(Path(each.dataset).name, int(each.key)) for step in (1, 9) for each in again[0].which(step)]
     assert Counter(records) == Counter(each[::2] for step in (1, 9) for each in (before + after)[step])
+    if encoder is Naming:
+        assert check_uses(run[0]._stream, 20) > 20 * 24
     for loader in (*run, *whole, *again):
         loader.close()
