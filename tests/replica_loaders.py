@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -89,11 +90,11 @@ def in_threads(
     path: Path,
     count: int,
     *,
-    num_workers: int = 1,
+    num_workers: Any = 1,
     encoders: Callable[[], Any] = Tokens,
     cut: Any = None,
     **options: Any,
-) -> Iterator[list[tuple[SavableDataLoader[Any], Any]]]:
+) -> Generator[list[tuple[SavableDataLoader[Any], Any]]]:
     """Loaders of replicas, each with its task encoder."""
     gathering = Gathering(count)
 
@@ -154,7 +155,7 @@ class Replica:
 
 
 @contextmanager
-def in_processes(path: Path, folder: Path, count: int, num_workers: int = 1) -> Iterator[list[Replica]]:
+def in_processes(path: Path, folder: Path, count: int, num_workers: int = 1) -> Generator[list[Replica]]:
     """Replicas that have made their loaders."""
     folder.mkdir()
     replicas = [Replica(path, folder, rank, count, num_workers) for rank in range(count)]
@@ -178,6 +179,16 @@ def _serve(pipe: Connection, path: Path, folder: Path, rank: int, count: int, nu
         try:
             found = [rows(next(loader)) for _ in range(*arguments)] if what == "steps" else None
             found = json.loads(json.dumps(loader.save_state_rank())) if what == "state" else found
+            found = _forked() if what == "fork" else found
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
         pipe.send((found, time.monotonic() - began))
+
+
+def _forked() -> int:
+    """Fork a process that outlives this one."""
+    child = os.fork()
+    if not child:
+        time.sleep(PATIENCE_S)
+        os._exit(0)
+    return child

@@ -1,4 +1,4 @@
-"""What the ranks of `tests/replicas/test_meshes.py` do."""
+"""Programs of the ranks of `tests/replicas/test_meshes.py`."""
 
 from __future__ import annotations
 

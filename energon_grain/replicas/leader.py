@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 10.0
 
 
 class Message(NamedTuple):
-    """The message of a step to a replica.
+    """The message to a replica for a step.
 
     Attributes:
         number: Number of the message.
@@ -39,6 +39,8 @@ class Message(NamedTuple):
         step: Number of the step since then.
         sizes: Sizes in bytes of the parts of the file; empty: there is no file.
         error: Raised in place of the step; None with empty sizes: the pass has ended.
+        dropped: Whether any sample has been dropped.
+        begins: Whether this is no step, but the place of the first step that a replica gets which connected later.
     """
 
     number: int
@@ -46,6 +48,8 @@ class Message(NamedTuple):
     step: int
     sizes: tuple[int, ...] = ()
     error: Exception | None = None
+    dropped: bool = False
+    begins: bool = False
 
 
 @dataclass(slots=True)
@@ -76,6 +80,7 @@ class Leader:
         self._free: list[ResultFile] = []
         self._handed: dict[int, _Handed] = {}
         self._next = 0
+        self._place = 0, 0  # generation and number of the next step
         self._changed = threading.Condition()
         self._closed = False
         self._ends: dict[int, socket.socket] = {}
@@ -108,8 +113,11 @@ class Leader:
         with suppress(OSError):
             accepted = self._node.accept()
             if accepted is not None:
-                with self._changed:
+                with self._changed:  # a step is handed on either before this message or after it
                     self._add(*accepted)
+                    message = Message(self._next, *self._place, begins=True)
+                    self._next += 1
+                    Channel(accepted[1]).send(pickle.dumps(message))
 
     def _receive(self, rank: int) -> None:
         end = self._ends[rank]
@@ -140,7 +148,7 @@ class Leader:
             if handed.reuse:
                 self._free.append(handed.file)
 
-    def hand_on(self, generation: int, number: int, step: Step, sources: list[Source]) -> Step:
+    def hand_on(self, generation: int, number: int, step: Step, sources: list[Source], *, dropped: bool) -> Step:
         """Hand a step on, and return it as the other replicas get it.
 
         Args:
@@ -148,6 +156,7 @@ class Leader:
             number: Number of the step in its generation.
             step: The step.
             sources: This process's sources.
+            dropped: Whether any sample has been dropped.
 
         Raises:
             WorkerError: The batch cannot be pickled, or there are too many open files.
@@ -161,9 +170,10 @@ class Leader:
         del parts
         with self._changed:
             ends = dict(self._ends)
-            message = Message(self._next, generation, number, sizes)
+            message = Message(self._next, generation, number, sizes, dropped=dropped)
             self._handed[message.number] = _Handed(file, step.progress.step - 1, set(ends))
             self._next += 1
+            self._place = generation, number + 1
         self._send(ends, message, file.descriptor)
         return self._own.load(message.number, file.descriptor, sizes, sources)
 

@@ -31,8 +31,8 @@ def slice_indices(
         rank: Rank in the dimension of context parallelism, in [0, size).
         size: Number of ranks.
         kind: How documents are cut.
-        cu_seqlens: (documents + 1,) integers, ascending from 0: where documents begin and end. The rest after the last
-            one is cut like a document. None: the sequence is one document.
+        cu_seqlens: (documents + 1,) integers, ascending from 0: where documents begin and end. Positions after the last
+            one are cut like a document. None: the sequence is one document.
 
     Returns:
         (length / size,) int64.

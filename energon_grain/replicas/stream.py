@@ -16,6 +16,7 @@ from energon_grain.replicas.leader import Leader, Message
 from energon_grain.replicas.node import Node
 from energon_grain.sources.source import Source
 from energon_grain.stream.background import Background
+from energon_grain.stream.drops import DropBudget
 from energon_grain.stream.passes import Progress
 from energon_grain.stream.steps import Step
 from energon_grain.stream.workers import WorkerPool
@@ -143,7 +144,9 @@ class ReplicaStream(Stream):
         group = options["worker_config"].replicas
         if group is None or len(group.ranks) == 1:
             return Stream.of(dataset, finish=finish, **options)
-        all_gather = group.all_gather or (processes and processes.all_gather)
+        all_gather = group.all_gather
+        if all_gather is None and processes is not None:
+            all_gather = processes.all_gather
         if all_gather is None:
             raise ConfigError(
                 "WorkerConfig(replicas=…): the processes are not connected; initialise `torch.distributed` or "
@@ -193,9 +196,9 @@ class ReplicaStream(Stream):
         place = self._place.generation, self._place.step
         if isinstance(role, Leader):
             steps = super()._made_by(pool, in_workers)
-            return _handed_on(role, place, steps, sources, self._after)
+            return _handed_on(role, place, steps, self._drops, sources, self._after)
         own = partial(_made_alone, weakref.WeakMethod(super()._made_by))
-        steps = _received(role, self._connections, place, own, sources, self._after)
+        steps = _received(role, self._connections, place, own, self._drops, sources, self._after)
         if self._after is None:
             return steps
         cancellation = self._shutdown.cancellation
@@ -214,13 +217,18 @@ def _finished(step: Step, finish: Finish | None) -> Step:
 
 
 def _handed_on(
-    leader: Leader, place: tuple[int, int], steps: Iterable[Step], sources: list[Source], finish: Finish | None
+    leader: Leader,
+    place: tuple[int, int],
+    steps: Iterable[Step],
+    drops: DropBudget,
+    sources: list[Source],
+    finish: Finish | None,
 ) -> Iterator[Step]:
     """Steps of this process, which the other replicas get too."""
     generation, number = place
     try:
         for step in steps:
-            step = leader.hand_on(generation, number, step, sources)
+            step = leader.hand_on(generation, number, step, sources, dropped=drops.any_dropped)
             number += 1
             yield _finished(step, finish)
             del step
@@ -240,6 +248,7 @@ def _received(
     connections: Connections,
     place: tuple[int, int],
     own: Callable[[int], Iterable[Step]],
+    drops: DropBudget,
     sources: list[Source],
     finish: Finish | None,
 ) -> Iterator[Step]:
@@ -251,23 +260,26 @@ def _received(
         except (EOFError, ConnectionError):
             raise connections.lost() from None
         _check_generation(message, generation, follower.leader)
-        if (message.generation, message.step) < (generation, number):
-            follower.discard()
-            continue
-        if message.step > number:
-            for step in own(message.step - number):
+        if message.generation == generation and message.step > number:
+            missing = message.step - number
+            for step in own(missing):
                 number += 1
                 yield _finished(step, finish)
-            continue
-        if not message.sizes:
+            if number < message.step:  # the pass has ended
+                return
+        elif message.begins or (message.generation, message.step) < (generation, number):
+            follower.discard()
+        elif not message.sizes:
             follower.discard()
             if message.error is not None:
                 raise message.error
             return
-        step = follower.take(sources)
-        number += 1
-        yield _finished(step, finish)
-        del step
+        else:
+            step = follower.take(sources)
+            drops.any_dropped |= message.dropped
+            number += 1
+            yield _finished(step, finish)
+            del step
 
 
 def _check_generation(message: Message, generation: int, leader: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from energon_grain import ConfigError, SequenceSlice, WorkerConfig, pad_to_multiple
 from energon_grain.replicas.sequence_slice import slice_indices
 
-LAYOUTS = int(os.environ.get("ENERGON_SLICE_LAYOUTS", "100"))
+LAYOUTS = 1000 if os.environ.get("HYPOTHESIS_PROFILE") == "night" else 100
 CONFIG = WorkerConfig(rank=0, world_size=1)
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 from replica_loaders import LENGTH, Rows, Tokens, alone, dataset_of, in_threads, rows
 
-from energon_grain import SequenceSlice, StateError, WorkerConfig, get_savable_loader, stateless
+from energon_grain import SequenceSlice, StateError, WorkerConfig, WorkerError, get_savable_loader, stateless
 from energon_grain.replicas import leader as leading
 
 LOOK_AHEAD = 3 * 8 + 256  # batches in memory files, and a chunk
@@ -35,8 +36,8 @@ def each_step(loaders: list[Any], count: int) -> list[Rows]:
     return found
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_one_replica_reads_for_all(path: Path, num_workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [0, 2, "auto"])
+def test_one_replica_reads_for_all(path: Path, num_workers: Any) -> None:
     files = os.listdir("/dev/shm")
     with in_threads(path, 3, num_workers=num_workers) as loaders:
         assert each_step(loaders, 30) == alone(path, 30)
@@ -44,7 +45,6 @@ def test_one_replica_reads_for_all(path: Path, num_workers: int) -> None:
         assert decoded[1:] == [0, 0]
         states = [loader.save_state_rank() for loader, _ in loaders]
         assert states == [states[0]] * 3
-        assert [loader.stream.reads for loader, _ in loaders] == [True, False, False]
         assert os.listdir("/dev/shm") == files
     encoder = Tokens()
     config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
@@ -101,7 +101,7 @@ def test_replicas_begin_passes_together(path: Path) -> None:
     def passes(loader: Any) -> list[list[Rows]]:
         return [[rows(batch) for batch in loader] for _ in range(3)]
 
-    options = {"repeat": False, "max_samples_per_sequence": None}
+    options: dict[str, Any] = {"repeat": False, "max_samples_per_sequence": None}
     config = WorkerConfig(rank=0, world_size=1)
     with get_savable_loader(dataset_of(path, config, **options)) as loader:
         expected = passes(loader)
@@ -132,13 +132,9 @@ def test_a_place_of_one_replica_only_is_an_error(path: Path) -> None:
 
 
 class Fails(Tokens):
-    """Fails once, at a sample."""
+    """Fails while `failed` is set."""
 
     failed = False
-
-    @stateless
-    def encode_sample(self, sample: Any) -> Any:
-        return super().encode_sample(sample)
 
     @stateless
     def encode_batch(self, batch: Any) -> Any:
@@ -151,7 +147,6 @@ def test_an_error_is_raised_on_all_replicas_and_the_next_call_continues(path: Pa
     with in_threads(path, 2, num_workers=0, encoders=Fails) as loaders:
         each_step(loaders, 2)
         loaders[0][1].failed = True
-        loaders[0][0].stream.config.global_error_handler = None
         errors = []
         for loader, _ in loaders:
             with pytest.raises(Exception, match="no space left") as caught:
@@ -210,3 +205,29 @@ def test_each_replica_gets_its_slice_of_sequences(path: Path) -> None:
             parts = [next(loader)["tokens"] for loader, _ in loaders]
             assert parts[0].shape == (8, LENGTH // 2)
             assert np.array_equal(np.concatenate(parts, 1), next(whole)["tokens"])
+
+
+def test_a_reader_that_is_collected_has_ended(path: Path) -> None:
+    with in_threads(path, 2) as loaders:
+        each_step(loaders, 2)
+        del loaders[0]
+        gc.collect()
+        second = loaders[0][0]
+        with pytest.raises(
+            WorkerError, match="rank 0, which reads the batches of rank 1, has ended or closed its loader"
+        ):
+            for _ in range(9):
+                next(second)
+        step = second.save_state_rank()["step"]
+        assert rows(next(second)) == alone(path, step + 1)[step]
+
+
+def test_closing_ends_a_replica_that_waits(path: Path) -> None:
+    with in_threads(path, 2, num_workers=0) as loaders, ThreadPoolExecutor(1) as thread:
+        second = loaders[1][0]
+        waiting = thread.submit(next, second)  # the first does not read
+        with pytest.raises(TimeoutError):
+            waiting.result(0.2)
+        second.close()
+        with pytest.raises(ValueError, match="this loader was closed"):
+            waiting.result(PATIENCE_S)
