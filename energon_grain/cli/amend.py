@@ -91,7 +91,7 @@ def amend(
 
     Examples:
         energon-grain checkpoint amend state.json --to mix.yaml --dry-run
-        energon-grain checkpoint amend state.json --to mix.yaml --exclude bad.txt -o new.json
+        energon-grain checkpoint amend state.json --to mix.yaml --exclude bad.txt
     """
     cursor = read_saved(state)
     known = 0 if "amendments" not in cursor else len(amendments_of(cursor).steps)
