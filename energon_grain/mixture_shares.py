@@ -21,8 +21,13 @@ def expected_reads(spec: StreamSpec, first: int, stop: int) -> list[float] | Non
     if spec.makers or (spec.program is not None and len(spec.program.feeds) > 1):
         return None
     sizes = [len(leaf.leaf.source) for leaf in spec.leaves]
-    before, behind = (leaf_draws(spec.mixture, sizes, positions) for positions in (first, stop))
-    return [late - early for early, late in zip(before, behind, strict=True)]
+    document = range(len(sizes)) if spec.document is None else spec.document
+    listed = [sizes[number] for number in document]
+    before, behind = (leaf_draws(spec.mixture, listed, positions) for positions in (first, stop))
+    found = [0.0] * len(sizes)
+    for number, early, late in zip(document, before, behind, strict=False):  # leaves of excluded samples are behind
+        found[number] += late - early
+    return found
 
 
 def leaf_draws(mixture: Any, sizes: Sequence[int], positions: float) -> list[float]:

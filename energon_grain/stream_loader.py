@@ -23,7 +23,7 @@ from energon_grain.stream.cursor import Cursor, merge_cursors
 from energon_grain.stream.extensions import BLAME, SEEN, WHEN
 from energon_grain.stream.run import StepSamples
 from energon_grain.stream.spec import names_of_leaves
-from energon_grain.stream.stream import OnChange
+from energon_grain.stream.stream import Held, OnChange
 from energon_grain.watch.loader_stats import LoaderStats
 from energon_grain.watch.progress import ProgressLine
 from energon_grain.watch.stream import Stream
@@ -138,6 +138,7 @@ class StreamLoader(OneSubscript[Item]):
         allow_changes: bool = False,
         on_change: OnChange | None = None,
         note: str = "",
+        held: Held = "deliver",
     ) -> None:
         """Restore a state from `save_state_rank` or `save_state_global`. None leaves a fresh loader unchanged.
 
@@ -148,13 +149,15 @@ class StreamLoader(OneSubscript[Item]):
                 dataset of the mixture continues exactly where it is, with the new weights. "position": continue at the
                 same position of the changed stream, which repeats and loses samples. Default: the loader's setting.
             note: Reason for the change, shown by `amendments`.
+            held: Samples of removed datasets that packs, groups or shuffles of lanes hold: "deliver" them, for which
+                the configuration must still have the dataset (with the weight 0); or "drop" and count them.
 
         Raises:
             StateError: The state cannot be continued.
             AmendmentError: The change cannot be amended.
         """
         if state is not None:
-            self._stream.restore(state, allow_changes=allow_changes, on_change=on_change, note=note)
+            self._stream.restore(state, allow_changes=allow_changes, on_change=on_change, note=note, held=held)
 
     def _gathered(self) -> Cursor:
         """Return the state of all hosts; a collective operation with several hosts."""
@@ -186,6 +189,7 @@ class StreamLoader(OneSubscript[Item]):
         allow_changes: bool = False,
         on_change: OnChange | None = None,
         note: str = "",
+        held: Held = "deliver",
     ) -> None:
         """Restore the state of all hosts on any number of hosts.
 
@@ -195,6 +199,7 @@ class StreamLoader(OneSubscript[Item]):
             allow_changes: See `restore_state_rank`.
             on_change: See `restore_state_rank`.
             note: See `restore_state_rank`.
+            held: See `restore_state_rank`.
 
         Raises:
             StateError: The state cannot be continued.
@@ -207,7 +212,7 @@ class StreamLoader(OneSubscript[Item]):
             )
         if not isinstance(state, Mapping):
             state = merge_cursors(state)
-        self._stream.restore(state, allow_changes=allow_changes, on_change=on_change, note=note)
+        self._stream.restore(state, allow_changes=allow_changes, on_change=on_change, note=note, held=held)
 
     def amend(
         self,
@@ -217,6 +222,7 @@ class StreamLoader(OneSubscript[Item]):
         remove: Sequence[str] = (),
         exclude: Sequence[str] | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         note: str = "",
+        held: Held = "deliver",
     ) -> None:
         """Change the mixture from the next step on. Every remaining dataset continues exactly where it is.
 
@@ -227,19 +233,22 @@ class StreamLoader(OneSubscript[Item]):
             weights: New weights of all datasets of a blend, by name (the last part of its path, its `name`, or its
                 full key); repetitions, of a blend by repetitions. Weight 0 pauses a dataset. Default: unchanged.
             add: Datasets to append to the blend, by the name that `weights` uses: a path; a mapping with `path`,
-                `split_part`, `subflavors` and `name`, as in a metadataset; or a dataset. Each needs a weight in
-                `weights`. Its samples are made in the same way as the others.
-            remove: Names of datasets to remove. Samples held by packs or groups are still delivered.
+                `split_part`, `subflavors` and `name`, as in a metadataset; a dataset; or the name of a dataset of
+                another blend, which moves here and continues where it is. Each needs a weight in `weights`. Its
+                samples are made in the same way as the others.
+            remove: Names of datasets to remove.
             exclude: Samples to leave out from now on, also without a blend: a list of keys that one dataset has each;
                 a mapping from names of datasets to keys, `<shard>/<key>` or shards, or to a condition over columns; or
                 a file with a key per line, or a dataset, a tab and a key (`.csv` with the header `dataset,key` and
                 `.json` are read too). The order of all other samples stays.
             note: Reason for the change, shown by `amendments`.
+            held: Samples of datasets that are no longer drawn from, but that packs, groups or shuffles hold: "deliver",
+                or "drop" and count them.
 
         Raises:
             AmendmentError: There is no such dataset or sample, or this stream's mixture cannot be amended.
         """
-        self._stream.amend(weights=weights, add=add, remove=remove, exclude=exclude, note=note)
+        self._stream.amend(weights=weights, add=add, remove=remove, exclude=exclude, note=note, held=held)
 
     def reweight(self, weights: Mapping[str, Any], *, note: str = "") -> None:
         """Change the weights of a blend from the next step on, for mixtures that follow the loss.

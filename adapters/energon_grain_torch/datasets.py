@@ -40,7 +40,7 @@ from energon_grain.samples.sample import Sample
 from energon_grain.samples.subscripts import Item
 from energon_grain.stream.cursor import check_cursor, to_cursor
 from energon_grain.stream.passes import PassPlan, Progress
-from energon_grain.stream.stream import Stream
+from energon_grain.stream.stream import OnChange, Stream
 from energon_grain.stream.worker_config import set_worker_number
 from energon_grain.transforms.batching import generic_batch
 from energon_grain_torch.task_encoder import DefaultTaskEncoder
@@ -136,9 +136,11 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
     dataset: SavableDataset[Item]
     _beginnings: _StartPositions = dataclasses.field(init=False, repr=False)
     _last: list[Any] = dataclasses.field(init=False, repr=False)
+    _changes: list[OnChange] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._set_positions(_StartPositions(0, 0))
+        object.__setattr__(self, "_changes", ["refuse"])
 
     def _set_positions(self, positions: _StartPositions) -> None:
         object.__setattr__(self, "_beginnings", positions)
@@ -147,10 +149,11 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
     def __getstate__(self) -> tuple[Any, ...]:
         # Spawned workers share the memory too; other copies start where this one would.
         begins = self._beginnings if get_spawning_popen() is not None else self._beginnings.next()
-        return self.worker_config, self.dataset, begins
+        return self.worker_config, self.dataset, begins, self._changes[0]
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        config, dataset, begins = state
+        config, dataset, begins, on_change = state
+        object.__setattr__(self, "_changes", [on_change])
         object.__setattr__(self, "worker_config", config)
         object.__setattr__(self, "dataset", dataset)
         self._set_positions(begins if isinstance(begins, _StartPositions) else _StartPositions(*begins))
@@ -173,6 +176,14 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         if epoch < 0 or step < 0:
             raise ConfigError(f"set_epoch({epoch}, step={step}): expected numbers of 0 or more")
         self._beginnings.set(epoch, step)
+
+    def set_on_change(self, on_change: OnChange) -> None:
+        """Set what a `StatefulDataLoader` does with states of another mixture, see `Stream.restore`.
+
+        "amend" needs at most one worker, or a dataset that filters, groups, packs or generates, and states that were
+        saved with "amend" or have few datasets.
+        """
+        self._changes[0] = on_change
 
     def __iter__(self) -> Iterator[Item]:
         info = get_worker_info()
@@ -218,6 +229,9 @@ class _Batches:
 
     def _run(self, stream: Stream) -> None:
         """Take batches from a stream, and close it together with this object."""
+        stream.on_change = self._dataset._changes[0]
+        if stream.share.stride == 1:
+            stream.dataset = self._dataset.dataset
         if self._end is not None:
             self._end()
         self._stream, self._ended = stream, False
@@ -329,7 +343,8 @@ class _Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this worker; JSON-native."""
-        state = {"workers": self._workers, "epoch": self._epoch, "left": self._left, "cursor": self.stream.cursor()}
+        cursor = self.stream.cursor(with_manifest=self.stream.on_change == "amend")
+        state = {"workers": self._workers, "epoch": self._epoch, "left": self._left, "cursor": cursor}
         return {_KEY: json.dumps(state)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -197,21 +197,21 @@ class Exclusions:
             [*map(Exclusion.unpacked, rows)], {str(name): (str(now), dict(row)) for name, (now, row) in kept.items()}
         )
 
-    def evaluate(self, source_of: Callable[[str], Any], select: Callable[[Any, str], Int64Array]) -> None:
+    def evaluate(self, sources: Mapping[str, Any], select: Callable[[Any, str], Int64Array]) -> None:
         """Find the samples of conditions, of which a state has only the text.
 
         Args:
-            source_of: Returns the source of a leaf of the run.
+            sources: Of the leaves of the run, by key. Those of removed ones are not read.
             select: Returns the samples of a source that a condition selects.
 
         Raises:
             StateError: It selects other samples now.
         """
         for number, entry in enumerate(self.entries):
-            if entry.samples is not None:
+            if entry.samples is not None or isinstance(sources[entry.leaf], RemovedSource):
                 continue
             earlier = Exclusions(self.entries[:number]).of(entry.leaf)
-            samples = np.setdiff1d(select(source_of(entry.leaf), entry.condition), earlier)
+            samples = np.setdiff1d(select(sources[entry.leaf], entry.condition), earlier)
             if len(samples) != entry.count or digest_of(samples) != entry.digest:
                 raise StateError(
                     f"{entry.leaf}: {entry.condition!r} excluded {entry.count:,} samples of this run, and selects "
@@ -296,21 +296,21 @@ class Excluding:
     """The excluded samples of a run, for one compilation.
 
     Attributes:
-        names: Keys of all leaves, in document order.
+        names: Number and key of each leaf, in document order.
         entries: By the key of their leaf.
         nodes: Leaves to use instead of those of the configuration, by key.
         never_closed: Numbers of leaves whose samples are dropped in any case.
         closed: Numbers of the leaves whose lanes pass over the samples.
     """
 
-    names: tuple[str, ...]
+    names: tuple[tuple[int, str], ...]
     entries: Mapping[str, Sequence[Exclusion]]
     nodes: Mapping[str, SavableDataset]
     never_closed: frozenset[int] = frozenset()
     closed: set[int] = field(default_factory=set[int])
 
     @classmethod
-    def of(cls, exclusions: Exclusions, names: Sequence[str]) -> Self:
+    def of(cls, exclusions: Exclusions, names: Sequence[tuple[int, str]]) -> Self:
         """The exclusions of a run with these leaves."""
         entries: dict[str, list[Exclusion]] = {}
         for each in exclusions.entries:
@@ -319,7 +319,7 @@ class Excluding:
 
     def over(self, dataset: SavableDataset) -> SavableDataset:
         """A description without the samples, where lanes can pass over them."""
-        return self._over(dataset, iter(enumerate(self.names))) if self.entries or self.nodes else dataset
+        return self._over(dataset, iter(self.names)) if self.entries or self.nodes else dataset
 
     def _over(self, node: Any, names: Iterator[tuple[int, str]]) -> Any:
         if hasattr(node, "identity"):
@@ -353,12 +353,8 @@ class Excluding:
 
     def _not_closed(self) -> dict[int, Sequence[Exclusion]]:
         """The exclusions of leaves whose lanes do not pass over the samples, by number of the leaf."""
-        names = dict(enumerate(self.names))
-        return {
-            number: self.entries[name]
-            for number, name in names.items()
-            if name in self.entries and number not in self.closed
-        }
+        known = {name: [each for each in own if each.samples is not None] for name, own in self.entries.items()}
+        return {number: known[name] for number, name in self.names if known.get(name) and number not in self.closed}
 
     def dropped_from(self, spec: StreamSpec, begins: Sequence[Int64Array]) -> StreamSpec:
         """A compiled stream that drops samples of leaves whose lanes do not pass over them.
@@ -381,6 +377,32 @@ class Excluding:
         feed = spec.program.feeds[0]
         put(feed, order=_excluding(feed.order, drops, twins, begins, feed.stripe))  # of this compilation alone
         return spec
+
+
+def compiled_without(
+    dataset: SavableDataset,
+    compile_: Callable[[SavableDataset], StreamSpec],
+    exclusions: Exclusions,
+    names: Sequence[tuple[int, str]],
+    taken: Sequence[Int64Array],
+) -> StreamSpec:
+    """Compile a description without excluded samples.
+
+    Args:
+        dataset: The description.
+        compile_: Compiles one.
+        exclusions: Of the run, with samples.
+        names: Number and key of each leaf, in document order.
+        taken: The round of each lane, (L,), that was next at each amendment.
+
+    Raises:
+        AmendmentError: Samples cannot be excluded.
+    """
+    excluding = Excluding.of(exclusions, names)
+    spec = compile_(excluding.over(dataset))
+    if (again := excluding.in_other_lanes(spec)) is not None:
+        excluding, spec = again, compile_(again.over(dataset))
+    return excluding.dropped_from(spec, taken)
 
 
 def _check_drops(spec: StreamSpec) -> None:
@@ -432,14 +454,19 @@ def _dropped(
 def holes_of(spec: StreamSpec) -> dict[int, Holes]:
     """The holes of leaves whose lanes are those of the run, by number of the leaf."""
     found: dict[int, Holes] = {}
-    first = 0
-    for order in [spec.order] if spec.program is None else [feed.order for feed in spec.program.feeds]:
+    orders = [(spec.order, range(len(spec.leaves)))] if spec.program is None else []
+    orders += [] if spec.program is None else [(feed.order, feed.leaves) for feed in spec.program.feeds]
+    for order, leaves in orders:
         routes = order.routes if order.planned is None else order.planned.child.routes
-        if routes is not None and isinstance(routes.router, Holes):
-            found[first] = routes.router
-        elif routes is not None:
-            _closed_leaves(routes, first, found, in_blend=False)
-        first += len(order.table)
+        if routes is None:
+            continue
+        own: dict[int, Holes] = {}
+        if isinstance(routes.router, Holes):
+            own[0] = routes.router
+        else:
+            _closed_leaves(routes, 0, own, in_blend=False)
+        numbers = routes._numbers
+        found |= {leaves[at if numbers is None else int(numbers[at])]: holes for at, holes in own.items()}
     return found
 
 

@@ -12,42 +12,53 @@ Source of the rounds: item q is at round ceil((q - l) / L) of lane l, or behind 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import json
+import logging
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.amendments import anchors, mixture as mixtures
-from energon_grain.amendments.cuts import AnyHost, Cut, blend_of, cut_of, is_plain, order_of, require_cut
-from energon_grain.amendments.epochs import EpochSegments
-from energon_grain.amendments.exclusions import Excluding, Exclusions, is_one_leaf
-from energon_grain.amendments.lane_rows import pack_anchors, pack_lane_rows, unpack_anchors, unpack_lane_rows
-from energon_grain.amendments.mixture import Mixture
-from energon_grain.amendments.narrowing import ConfiguredLeaf, narrowed, reopen
-from energon_grain.amendments.removed import RemovedLeaf
-from energon_grain.amendments.selecting import Selected, where
+from energon_grain.amendments.change import Change, check_kind
+from energon_grain.amendments.cuts import AnyHost, Cut, cut_of, is_plain, order_of, require_cut
+from energon_grain.amendments.exclusions import Exclusions
+from energon_grain.amendments.graph import graph_of, leaves_of
+from energon_grain.amendments.held import operators_above, without_held
+from energon_grain.amendments.lane_rows import (
+    pack_anchors,
+    pack_lane_rows,
+    unpack_anchors,
+    unpack_lane_rows,
+    unpacked_log,
+)
+from energon_grain.amendments.lanes import LanesBefore
+from energon_grain.amendments.mixture import Mixture, Unit
+from energon_grain.amendments.narrowing import leaf_changes, narrow, refuse, reopen_all
+from energon_grain.amendments.selecting import Selected
 from energon_grain.datasets.dataset import SavableDataset
-from energon_grain.datasets.lowering import compile_dataset
-from energon_grain.datasets.mixtures import AmendedAt
-from energon_grain.errors import AmendmentError, StateError
-from energon_grain.samplers.blend import lane_rounds
+from energon_grain.datasets.mixtures import BlendLanes
+from energon_grain.datasets.stream_map import IterateLanes
+from energon_grain.errors import AmendmentError, ConfigError, SkipSample, StateError
+from energon_grain.samplers.blend import Blend, StepBlend, lane_rounds
 from energon_grain.samplers.routing import RouteTree
-from energon_grain.stream.cursor import Cursor, from_cursor, remember_plans, saved_manifest
-from energon_grain.stream.passes import Progress, Share
+from energon_grain.stream.cursor import Cursor, from_cursor, remember_plans, restored, saved_manifest
+from energon_grain.stream.drops import Dropped
+from energon_grain.stream.passes import PassPlan, Progress, Share
 from energon_grain.stream.spec import Resolved, StreamSpec
 from energon_grain.stream.state import Rounds, walk
+from energon_grain.stream.stream import Held
 
 Int64Array = npt.NDArray[np.int64]
-_MAX_TEXT = 1 << 24
 KEPT = 32
 """The last amendments, which are in every state. Earlier ones are in saved states."""
+_logger = logging.getLogger("energon_grain")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +96,8 @@ class Amendments:
         mixture: The outermost blend over the whole run.
         steps: Step, first item and note of each.
         cuts: Where each takes effect; None: at the present round of each lane.
-        ahead: Samples that each lane of this host had taken beyond its items at each amendment, (lanes,) each.
+        ahead: Samples that each lane had taken beyond its items at each amendment, (L,) each; 0 in lanes of other hosts
+            that this host does not know.
         resolved: Leaves that the configuration does not have, opened, by key.
         exclusions: Excluded samples.
         spec: The compiled stream, once it is known.
@@ -173,23 +185,48 @@ class Amendments:
         return found
 
     def begins(self, share: Share) -> list[Int64Array]:
-        """The round of each lane, (L,), at which each amendment begins; lanes of other hosts as if nothing dropped."""
+        """The round of each lane, (L,), at which each amendment begins; in lanes that are unknown, without drops."""
         return [self.begin(number, share) for number in range(len(self.steps))]
 
     def begin(self, number: int, share: Share) -> Int64Array:
         """The round of each lane, (L,), at which one amendment begins."""
         cut = self.cuts[number]
-        rounds = lane_rounds(self.steps[number][1] if cut is None else cut.position, share.lanes)
-        if share.whole_lanes:
-            rounds[share.host :: share.hosts] += self.ahead[number]
-        return rounds
+        position = self.steps[number][1] if cut is None else cut.position
+        return lane_rounds(position, share.lanes) + self.ahead[number]
+
+    def begins_of(self, share: Share, each: Mixture | Unit) -> tuple[Int64Array, ...]:
+        """The same for what has states of its own; 0 in lanes that are unknown."""
+        nothing = np.zeros(share.lanes, np.int64)
+        return tuple(each.taken.get(number, nothing) for number in range(len(self.steps)))
+
+    def compiled(self, dataset: SavableDataset, plain: StreamSpec, share: Share) -> StreamSpec:
+        """A configuration compiled with these amendments."""
+        self.spec = graph_of(
+            dataset,
+            plain,
+            self.mixture,
+            share,
+            begins=self.begins(share),
+            begins_of=partial(self.begins_of, share),
+            resolved=self.resolved,
+            exclusions=self.exclusions,
+            taken=self.taken(share),
+        )
+        return self.spec
 
     def taken(self, share: Share) -> list[Int64Array]:
         """The round of each lane, (L,), that is next at each amendment, wherever it takes effect."""
-        found = [lane_rounds(item, share.lanes) for _, item, _ in self.steps]
-        for rounds, ahead in zip(found, self.ahead, strict=True):
-            if share.whole_lanes:
-                rounds[share.host :: share.hosts] += ahead
+        steps = zip(self.steps, self.ahead, strict=True)
+        return [lane_rounds(item, share.lanes) + ahead for (_, item, _), ahead in steps]
+
+    def opened(self, plain: StreamSpec) -> dict[str, Resolved]:
+        """The leaves of the run that are not removed, opened, by key."""
+        known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves}
+        found: dict[str, Resolved] = {}
+        for same in mixtures.holders(self.mixture).values():
+            if same[-1].node is not None:
+                leaves = leaves_of(same[-1], same[-1].node)
+                found |= {leaf.name: leaf.resolved(known, self.resolved, self.exclusions) for leaf in leaves}
         return found
 
     def texts(self, share: Share, *, saved: bool) -> list[str]:
@@ -211,16 +248,21 @@ class Amendments:
         log = [mixtures.packed(self.mixture), steps, *([list(self.before)] if self.before[0] or excluded else [])]
         log += excluded
         said = json.dumps(log, separators=(",", ":"), ensure_ascii=False)
-        texts = [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(self.ahead)]
+        rows = [*self.ahead]
+        for each in mixtures.own_states(self.mixture):
+            rows += self.begins_of(share, each)
+        own = [row[share.host :: share.hosts] for row in rows] if share.whole_lanes else []
+        texts = [base64.b64encode(zlib.compress(said.encode(), 9)).decode(), pack_lane_rows(own)]
         if not self.before[0]:
             return texts
-        rows = anchors.rows_of(self.mixture, share.lanes)
-        return [*texts, pack_anchors(rows[:, share.host :: share.hosts] if self.differs else rows)]
+        known = anchors.rows_of(self.mixture, share.lanes)
+        return [*texts, pack_anchors(known[:, share.host :: share.hosts] if self.differs else known)]
 
     def _last(self) -> Amendments | None:
         """The last of them alone; None: these are few, or the mixture has no anchors."""
         count = len(self.steps) - KEPT
-        routes = None if self.spec is None or count <= 0 else routes_of(self.spec)
+        moved = any(len(same) > 1 for same in mixtures.holders(self.mixture).values())
+        routes = None if self.spec is None or count <= 0 or moved else routes_of(self.spec)
         mixture = None if self.exclusions.entries else anchors.shortened(self.mixture, routes, count)
         waiting = (cut is not None and cut.position > self.steps[count][1] for cut in self.cuts[: max(0, count)])
         if mixture is None or any(waiting):
@@ -249,17 +291,16 @@ class Amendments:
 
     @classmethod
     def _of_own_texts(cls, texts: Sequence[str], share: Share, saved_by: tuple[int, int]) -> Amendments:
-        unpacking = zlib.decompressobj()
-        said = unpacking.decompress(base64.b64decode(texts[0], validate=True), _MAX_TEXT)
-        if not unpacking.eof:
-            raise ValueError("it is cut short")
-        tree, rows, *before = json.loads(said)
+        tree, rows, *before = unpacked_log(texts[0])
         mixture = mixtures.unpacked(tree)
         if not isinstance(mixture, Mixture):
             raise ValueError("it has no blend")
         steps = [(int(step), int(item), str(note)) for step, item, note, *_ in rows]
         cuts = [_cut_in(cut) for _, _, _, *cut in rows]
-        ahead = _ahead_of(texts[1], len(steps), share, saved_by)
+        states = list(mixtures.own_states(mixture))
+        ahead, *taken_rows = _lane_rows(texts[1], len(steps), 1 + len(states), share, saved_by)
+        for each, taken in zip(states, taken_rows, strict=True):
+            each.taken = dict(enumerate(taken))
         found = cls(mixture=mixture, steps=steps, cuts=cuts, ahead=ahead, differs=bool(texts[1]))
         found.exclusions = Exclusions.unpacked(before[1:])
         if before and before[0][0]:
@@ -307,20 +348,21 @@ def _cut_in(row: list[Any]) -> Cut | None:
     return Cut(position=int(position), step=found[0], epoch=found[1], first=int(position))
 
 
-def _ahead_of(text: str, count: int, share: Share, saved_by: tuple[int, int]) -> list[Int64Array]:
-    """How far the lanes of a host were ahead at each amendment, from what some host saved."""
-    if not text:
-        return [np.zeros(share.local_lanes, np.int64) for _ in range(count)]
+def _lane_rows(
+    text: str, amendments: int, kinds: int, share: Share, saved_by: tuple[int, int]
+) -> list[list[Int64Array]]:
+    """Numbers of all lanes at each amendment, for each of several kinds, as a host saved them; unknown ones are 0."""
+    rows = np.zeros((kinds, amendments, share.lanes), np.int64)
     host, hosts = saved_by
-    found = unpack_lane_rows(text, share.lanes // hosts)
-    if len(found) != count:
-        raise ValueError(f"it has {len(found)} rows of lanes for {count} amendments")
-    if (host, hosts) == (share.host, share.hosts):
-        return list(found)
-    if hosts != 1:
-        raise _own_lanes_only(saved_by)
-    share.require_whole_lanes("the mixture was amended, and samples were dropped or held then")
-    return list(found[:, share.host :: share.hosts])
+    if text:
+        found = unpack_lane_rows(text, share.lanes // hosts)
+        if len(found) != amendments * kinds:
+            raise ValueError(f"it has {len(found)} rows of lanes for {amendments} amendments and {kinds} blends")
+        if hosts not in (1, share.hosts) or (hosts > 1 and host != share.host):
+            raise _own_lanes_only(saved_by)
+        share.require_whole_lanes("the mixture was amended, and samples were dropped or held then")
+        rows[:, :, host::hosts] = found.reshape(kinds, amendments, -1)
+    return [list(each) for each in rows]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -330,10 +372,14 @@ class Amended:
     Attributes:
         spec: The stream with all amendments.
         amendments: Of the run, until now; None: there are none.
+        progress: The place of the stream.
+        dropped: Held samples of removed datasets that were dropped.
     """
 
     spec: StreamSpec
     amendments: Amendments | None
+    progress: Progress
+    dropped: Sequence[Dropped] = ()
 
 
 def by_state(
@@ -344,8 +390,9 @@ def by_state(
     *,
     same: bool,
     note: str = "",
+    held: Held = "deliver",
     any_host: AnyHost | None = None,
-) -> Amended | None:
+) -> Amended:
     """The stream of a state with amendments, or of a state that a changed mixture continues.
 
     Args:
@@ -355,24 +402,88 @@ def by_state(
         share: This host's part.
         same: Whether the configuration is the one that the state was saved with.
         note: The reason of the change, for the log.
+        held: The fate of samples of removed datasets that lanes hold.
         any_host: See `WorkerConfig.any_host`.
 
-    Returns:
-        None if nothing differs, and nothing was amended before.
-
     Raises:
-        StateError: The amendments in the state are damaged.
+        StateError: The state, or its amendments, are damaged or cannot be continued.
         AmendmentError: Something differs that cannot be amended, or the state does not say what it is of; or a dataset
             that was added in the run is not in the configuration.
     """
-    new = mixture_of(dataset, plain)
     host, hosts = cursor["host"]
     before = Amendments.of_texts(cursor["amendments"], share, (host, hosts)) if "amendments" in cursor else None
+    new = mixture_of(dataset, plain)
     if same:
         assert before is not None
-        _reopen(before, new, plain)
+        reopen_all(before.exclusions, new, plain, before.resolved)
         _join(before.mixture, new)
-        return Amended(spec=compiled(dataset, plain, before, share), amendments=before)
+        spec = before.compiled(dataset, plain, share)
+        return Amended(spec=spec, amendments=before, progress=_restored(cursor, spec, share))
+    amendments, rows, excluded = _saved(dataset, plain, cursor, before, new)
+    change = Change(amendments.mixture, new)
+    removed = mixtures.note_removed(amendments.mixture, rows)
+    found = _continued(amendments, change, dataset, plain, cursor, share, note, removed, held, excluded, any_host)
+    if found is not None:
+        return found
+    as_it_was = not amendments.steps and not amendments.exclusions.kept
+    if as_it_was and list(new.names()) == list(amendments.mixture.names()):
+        return Amended(spec=plain, amendments=None, progress=_restored(cursor, plain, share))
+    spec = amendments.compiled(dataset, plain, share)
+    return Amended(spec=spec, amendments=amendments, progress=_restored(cursor, spec, share))
+
+
+def _restored(cursor: Cursor, spec: StreamSpec, share: Share) -> Progress:
+    return restored(cursor, spec, share, PassPlan.of(spec, share.hosts), allow_changes=False)
+
+
+def _continued(
+    amendments: Amendments,
+    change: Change,
+    dataset: SavableDataset,
+    plain: StreamSpec,
+    cursor: Cursor,
+    share: Share,
+    note: str,
+    removed: bool,
+    held: Held,
+    excluded: Sequence[Selected],
+    any_host: AnyHost | None,
+) -> Amended | None:
+    """The stream of a state after a change; None: nothing changes. The arguments are those of `by_state`."""
+    append = partial(
+        appended, amendments, change, dataset, plain, removed=removed, held=held, excluded=lambda: excluded, given=False
+    )
+    if amendments.mixture.in_lanes:
+        spec = amendments.compiled(dataset, plain, share)
+        return append(spec, share, _restored(cursor, spec, share), note, None)
+    hosts = cursor["host"][1]
+    known = Share(0, 1, share.lanes) if hosts == 1 else share
+    place = from_cursor(cursor, known, plain.program)
+    running, cut = plain, None
+    alone = amendments.mixture.per_step == mixtures.ALONE
+    if not alone and not is_plain(order_of(plain)):
+        running = amendments.compiled(dataset, plain, share)
+        if running.folds:
+            remember_plans(cursor, running)
+        cut = cut_of(running, known, place, hosts=share.hosts, any_host=any_host)
+    own = place if hosts in (1, share.hosts) and known == share else from_cursor(cursor, share, plain.program)
+    found = append(running, share, own, note, cut)
+    _check_removed(amendments, cut)
+    if found is None:
+        return None
+    place = _restored(cursor, found.spec, share)
+    return replace(found, progress=place._replace(lanes=found.progress.lanes))
+
+
+def _saved(
+    dataset: SavableDataset, plain: StreamSpec, cursor: Cursor, before: Amendments | None, new: Mixture
+) -> tuple[Amendments, Mapping[str, dict[str, Any]], list[Selected]]:
+    """The amendments of a state of another configuration, its manifest's entries of leaves, and what is excluded now.
+
+    In `new`, leaves that are selected more narrowly get the keys that they have in the run.
+
+    Raises AmendmentError if the state has no manifest, or more differs than can be amended.
+    """
     saved = saved_manifest(cursor)
     if saved is None:
         raise AmendmentError(
@@ -382,19 +493,11 @@ def by_state(
     now = json.loads(json.dumps(plain.manifest()))
     was = _saved_mixture(dataset, plain, saved, now, [new, *([] if before is None else [before.mixture])])
     amendments = before or Amendments(mixture=was)
-    mixtures.check_kind(amendments.mixture, new)
-    excluded = _narrowed(amendments, new, saved, now, plain)
+    check_kind(amendments.mixture, new)
+    excluded = narrow(amendments.exclusions, amendments.mixture, new, saved, now, plain, amendments.resolved)
     _check_rest(saved, now, amendments.mixture)
-    mixtures.note_removed(amendments.mixture, new, saved["leaves"])
-    mixtures.know(amendments.mixture, was, new)
-    alone = new.per_step == mixtures.ALONE
-    cut = None if alone else _cut_by_state(dataset, plain, cursor, share, amendments, any_host)
-    progress = from_cursor(cursor, share, plain.program)
-    changed = append(amendments, new, plain, share, progress, note, cut, excluded, configured=True)
-    _check_removed(amendments, cut)
-    if not changed and not amendments.steps and list(amendments.mixture.names()) == list(new.names()):
-        return None  # otherwise the same datasets in another order, which would renumber them
-    return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
+    mixtures.know_forms(amendments.mixture, was)
+    return amendments, saved["leaves"], excluded
 
 
 def _saved_mixture(
@@ -413,24 +516,6 @@ def _saved_mixture(
     return was
 
 
-def _cut_by_state(
-    dataset: SavableDataset,
-    plain: StreamSpec,
-    cursor: Cursor,
-    share: Share,
-    amendments: Amendments,
-    any_host: AnyHost | None,
-) -> Cut | None:
-    """Where a change at the place of a state takes effect; see `cut_of`."""
-    if is_plain(order_of(plain)):
-        return None
-    running = compiled(dataset, plain, amendments, share)
-    if running.folds:
-        remember_plans(cursor, running)
-    known = Share(0, 1, share.lanes) if cursor["host"][1] == 1 else share  # a state of all hosts knows all lanes
-    return cut_of(running, known, from_cursor(cursor, known, plain.program), hosts=share.hosts, any_host=any_host)
-
-
 def _whole(dataset: SavableDataset, plain: StreamSpec, saved: Mapping[str, Any], now: Mapping[str, Any]) -> Mixture:
     """A saved configuration without a blend by weights as a whole. Raises AmendmentError if its mixture changed."""
     if saved["mixture"] != now["mixture"]:
@@ -439,93 +524,61 @@ def _whole(dataset: SavableDataset, plain: StreamSpec, saved: Mapping[str, Any],
     return mixtures.whole(saved["leaves"], None)
 
 
-def _reopen(amendments: Amendments, new: Mixture, plain: StreamSpec) -> None:
-    """Open the leaves again that the configuration selects more narrowly than the run."""
-    leaves = _configured_leaves(new, plain, plain.manifest()["leaves"])
-    for name, (place, _) in amendments.exclusions.kept.items():
-        if place in leaves:
-            reopen(amendments.exclusions, name, leaves[place], amendments.resolved)
-    _rename(new, amendments.exclusions)
-
-
-def _narrowed(
-    amendments: Amendments, new: Mixture, saved: Mapping[str, Any], now: dict[str, Any], plain: StreamSpec
-) -> list[Selected]:
-    """The samples that the configuration excludes. In `now` and `new`, the leaves of the run take their place."""
-    exclusions, run = amendments.exclusions, _rows(amendments.mixture, saved["leaves"])
-    run |= {name: row for name, (_, row) in exclusions.kept.items()}
-    excluded = narrowed(
-        exclusions, run, saved["leaves"], _configured_leaves(new, plain, now["leaves"]), amendments.resolved
-    )
-    _rename(new, exclusions)
-    for name, (place, row) in exclusions.kept.items():
-        if name in exclusions.nodes:  # what differs in it is an exclusion
-            rows = {name: row, place: {}} | {
-                each: saved["leaves"][each] for each in (name, place) if each in saved["leaves"]
-            }
-            now["leaves"] = now["leaves"] | rows
-    return excluded
-
-
-def _rows(mixture: Mixture, saved: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The leaves of a run that are not removed, and their entries in the manifest."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for unit in mixtures.units(mixture):
-        if not unit.removed:
-            rows = unit.rows or [saved.get(name, {}) for name in unit.leaves]
-            found |= zip(unit.leaves, rows, strict=True)
-    return found
-
-
-def _configured_leaves(new: Mixture, plain: StreamSpec, rows: Mapping[str, Any]) -> dict[str, ConfiguredLeaf]:
-    """The leaves of a configuration, by key."""
-    nodes = dict(_leaves(new))
-    resolved = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves}
-    return {name: ConfiguredLeaf(node=nodes[name], resolved=resolved[name], row=rows[name]) for name in resolved}
-
-
-def _rename(new: Mixture, exclusions: Exclusions) -> None:
-    """Give leaves that are selected more narrowly the keys that they have in the run."""
-    names = {place: name for name, (place, _) in exclusions.kept.items() if name in exclusions.nodes}
-    for unit in mixtures.units(new):
-        unit.leaves = tuple(names.get(name, name) for name in unit.leaves)
-
-
-def append(
+def appended(
     amendments: Amendments,
-    new: Mixture,
+    change: Change,
+    dataset: SavableDataset,
     plain: StreamSpec,
+    spec: StreamSpec,
     share: Share,
     progress: Progress,
     note: str,
     cut: Cut | None,
-    excluded: Sequence[Selected] = (),
     *,
-    configured: bool = False,
-) -> bool:
-    """Append an amendment at a place, if a new mixture or excluded samples make one; return whether they do.
+    removed: bool,
+    held: Held,
+    excluded: Callable[[], Sequence[Selected]],
+    given: bool = True,
+) -> Amended | None:
+    """Append an amendment at a place, if a change, the removal of a dataset or excluded samples make one.
 
     Args:
-        amendments: Of the run until now.
-        new: The mixture from now on.
+        amendments: Of the run until now; they are changed.
+        change: The change of their mixture.
+        dataset: The configuration.
         plain: The configuration, compiled.
+        spec: The stream until now.
         share: This host's part.
-        progress: The place.
+        progress: Its place.
         note: The reason.
         cut: Where it takes effect; None: at the present round of each lane.
-        excluded: Samples to exclude.
-        configured: Whether the configuration excludes them.
+        removed: Whether the configuration lacks a dataset for the first time.
+        held: The fate of samples of removed datasets that lanes hold.
+        excluded: Returns the samples to exclude, once the mixture is changed.
+        given: Whether a program excludes them, not the configuration.
+
+    Returns:
+        None if nothing changes.
 
     Raises:
         AmendmentError: It cannot be amended.
     """
+    mixture = amendments.mixture
+    drawn = {unit.number for unit in mixtures.drawn(mixture)}
+    before = LanesBefore(spec, mixture, progress) if mixture.in_lanes else None
     position = progress.item if cut is None else cut.position
-    number = len(amendments.steps)
-    changed = mixtures.amend(amendments.mixture, new, f"#{number}", position)
-    changed |= exclude(amendments, plain, progress, excluded, configured=configured)
-    if changed:
-        record(amendments, plain, share, progress, note, cut)
-    return changed
+    changed = change.append(len(amendments.steps), position) or removed
+    changed |= exclude(amendments, plain, progress, excluded(), configured=not given)
+    if not changed:
+        return None
+    mixtures.note_removed(mixture, {})
+    record(amendments, spec, share, progress, note, cut, before)
+    after = amendments.compiled(dataset, plain, share)
+    if before is not None:
+        progress = before.after(after)
+    left = drawn - {unit.number for unit in mixtures.drawn(mixture)}
+    progress, dropped = without_left(after, progress, mixture, left, held)
+    return Amended(spec=after, amendments=amendments, progress=progress, dropped=dropped)
 
 
 def exclude(
@@ -539,7 +592,7 @@ def exclude(
     """Exclude samples by the amendment that is recorded next; return whether any is new. Raises AmendmentError."""
     if not excluded:
         return False
-    known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
+    known = amendments.opened(plain)
     added = [
         amendments.exclusions.add(
             len(amendments.steps),
@@ -556,15 +609,87 @@ def exclude(
 
 
 def record(
-    amendments: Amendments, plain: StreamSpec, share: Share, progress: Progress, note: str, cut: Cut | None
+    amendments: Amendments,
+    spec: StreamSpec,
+    share: Share,
+    progress: Progress,
+    note: str,
+    cut: Cut | None,
+    before: LanesBefore | None = None,
 ) -> None:
-    """Record where an amendment takes effect that was made to the mixture."""
-    ahead = _lanes_ahead(plain, share, progress) if cut is None else np.zeros(share.local_lanes, np.int64)
+    """Record where an amendment takes effect that was made to the mixture.
+
+    Args:
+        amendments: Of the run; they are changed.
+        spec: The stream until now.
+        share: This host's part.
+        progress: Its place.
+        note: The reason.
+        cut: Where it takes effect; None: at the present round of each lane.
+        before: The states of lanes that have several.
+
+    Raises:
+        AmendmentError: A choice is for lanes of which this host knows nothing.
+    """
+    whole = np.zeros(share.lanes, np.int64)
+    if cut is None:
+        _check_choices(amendments.mixture, spec, share, progress)
+        own = slice(share.host, None, share.hosts)
+        rounds = _rounds(spec, share, progress) if before is None else before.rounds(amendments.mixture)
+        if share.whole_lanes:
+            whole[own] = rounds - lane_rounds(progress.item, share.lanes)[own]
+    if before is not None:
+        before.note(len(amendments.steps), share)
     amendments.steps.append((progress.step, progress.item, note))
     amendments.cuts.append(cut)
-    amendments.ahead.append(ahead)
-    amendments.differs |= bool(ahead.any())
+    amendments.ahead.append(whole)
+    amendments.differs |= bool(whole.any())
     amendments.digest()
+
+
+def _check_choices(mixture: Mixture, spec: StreamSpec, share: Share, progress: Progress) -> None:
+    """Refuse choices for several lanes of which a host knows only its own. Raises AmendmentError."""
+    shared = any(each.per_step > 0 for each in mixtures.blends(mixture))
+    if shared and share.hosts > 1 and (spec.program is not None or progress.drops.any()):
+        raise AmendmentError(
+            "a blend with per_step chooses for the lanes of all hosts at once, and samples were dropped or held, which "
+            "each host knows of its own lanes only: amend the state of all hosts on one host "
+            "(`energon-grain checkpoint amend`), and restore that"
+        )
+
+
+def without_left(
+    spec: StreamSpec, progress: Progress, mixture: Mixture, left: Collection[int], held: Held
+) -> tuple[Progress, list[Dropped]]:
+    """The place without held samples of removed datasets, if they are dropped; and these.
+
+    Args:
+        spec: The amended stream.
+        progress: Its place.
+        mixture: Of the run.
+        left: Numbers of the units that this amendment removes.
+        held: The fate of their samples.
+
+    Raises:
+        AmendmentError: They cannot be delivered, because the configuration does not have the dataset.
+    """
+    if held not in ("deliver", "drop"):
+        raise ConfigError(f"held={held!r}: expected 'deliver' or 'drop'")
+    chosen = left if held == "drop" else ()
+    names = mixtures.names_by_number(unit for unit in mixtures.units(mixture) if unit.removed or unit.number in chosen)
+    after, counts = without_held(spec, progress, names)
+    if not counts:
+        return progress, []
+    said = ", ".join(f"{count} of {names[number]}" for number, count in counts.items())
+    if held == "deliver":
+        raise AmendmentError(
+            f"lanes hold samples of a dataset that was removed from the configuration: {said}. Keep it there, restore "
+            f"and call `loader.amend(remove=[…])`, which delivers them; or pass held='drop', which drops them"
+        )
+    _logger.warning("dropped held samples of removed datasets: %s", said)
+    error = SkipSample("its dataset was removed")
+    leaves = Counter(counts).elements()
+    return after, [Dropped(leaf=leaf, hook="amend", failure_tolerance=0, error=error, sample=None) for leaf in leaves]
 
 
 def _check_removed(amendments: Amendments, cut: Cut | None) -> None:
@@ -580,15 +705,16 @@ def _check_removed(amendments: Amendments, cut: Cut | None) -> None:
             )
 
 
-def _lanes_ahead(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
-    """Number of samples that each lane of a host took beyond its items, (lanes of the host,)."""
+def _rounds(spec: StreamSpec, share: Share, progress: Progress) -> Int64Array:
+    """Samples that each lane of a host took, (lanes of the host,)."""
     if spec.program is None:
-        return progress.drops.copy()
+        own = lane_rounds(progress.item, share.lanes)[share.host :: share.hosts]
+        return own + progress.drops if share.whole_lanes else own
     taken = np.zeros(share.local_lanes, np.int64)
     for number, state in enumerate(progress.lanes or ()):
         places = walk(spec.program.root.state_form, state, later=True)
         taken[number] = sum(found[1] for form, found in places if isinstance(form, Rounds))
-    return taken - lane_rounds(progress.item, share.lanes)[share.host :: share.hosts]
+    return taken
 
 
 def mixture_of(dataset: SavableDataset, plain: StreamSpec) -> Mixture:
@@ -604,26 +730,47 @@ def configured(dataset: SavableDataset, plain: StreamSpec) -> Mixture:
 
     Raises AmendmentError if its outermost mixture is no blend, or one that cannot begin again.
     """
-    require_cut(order_of(plain))
     manifest = json.loads(json.dumps(plain.manifest()))
     found = mixtures.described(manifest["mixture"], manifest["leaves"])
+    if found is not None and found.in_lanes:
+        _require_items(plain)
+    else:
+        require_cut(order_of(plain))
     if found is None:
         raise AmendmentError("the stream cannot be amended: its outermost dataset is not a blend")
+    above = () if plain.program is None else operators_above(plain.program.root)
+    if any(isinstance(operator, IterateLanes) for operator, _ in above):
+        raise AmendmentError(
+            "a stream-to-stream function (IterMapDataset) is above the blend, and only it knows which samples it has "
+            "read: move it below the blend, to its datasets"
+        )
     mixtures.attach(found, mixtures.outermost_blend(dataset))
     return found
 
 
+def _require_items(plain: StreamSpec) -> None:
+    """Raise AmendmentError unless lanes run an endless blend by weights of what filters, groups, packs or generates."""
+    operator = None if plain.program is None else plain.program.root
+    while operator is not None and not isinstance(operator, BlendLanes):
+        operator = operator.children[0] if len(operator.children) == 1 else None
+    if operator is None or not isinstance(operator.router, Blend | StepBlend) or not plain.endless:
+        raise AmendmentError(
+            "the stream cannot be amended: datasets filter, group, pack or generate below a mixture that is no endless "
+            "blend by weights; move these steps above it"
+        )
+
+
 def _join(mixture: Mixture, new: Mixture) -> None:
     """Give the children of a run's mixture the nodes of a configuration. Raises AmendmentError if one is missing."""
-    nodes = {unit.leaves: unit.node for unit in mixtures.units(new)}
+    removed = {id(unit): unit.removed for unit in mixtures.units(mixture)}
+    Change(mixture, new)
+    mixtures.note_removed(mixture, {})
     for unit in mixtures.units(mixture):
-        unit.node = nodes.get(unit.leaves)
-        if unit.node is None and not unit.removed:
+        if unit.removed and not removed[id(unit)]:
             raise AmendmentError(
                 f"{unit.leaves[0]}: the run has this dataset, the configuration does not: it was added while the run "
                 f"went on; write it into the configuration, and restore with on_change='amend'"
             )
-    mixtures.join_blends(mixture, new)
 
 
 def _check_rest(saved: Mapping[str, Any], now: Mapping[str, Any], mixture: Mixture) -> None:
@@ -641,27 +788,9 @@ def _check_rest(saved: Mapping[str, Any], now: Mapping[str, Any], mixture: Mixtu
     for unit in mixtures.units(mixture):
         rows |= zip(unit.leaves, unit.rows or (), strict=False)
     for name, row in {**rows, **saved["leaves"]}.items():
-        lines += _leaf_changes(name, row, now["leaves"].get(name, row))
+        lines += leaf_changes(name, row, now["leaves"].get(name, row))
     if lines:
-        _refuse(lines)
-
-
-def _refuse(lines: Sequence[str]) -> NoReturn:
-    said = "\n".join(f"  {line}" for line in lines)
-    raise AmendmentError(
-        f"the change cannot be amended, as it changes the order of datasets that stay:\n{said}\nLeave these as they "
-        f"were. Samples that were added to a dataset can be added as a dataset of their own"
-    )
-
-
-def _leaf_changes(name: str, row: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Differences between two entries of a leaf in manifests."""
-    fields = [field for field in dict.fromkeys((*row, *other)) if field not in ("number", "commit")]
-    return [
-        f"{name}: {field} was {row.get(field)!r}, is {other.get(field)!r}"
-        for field in fields
-        if row.get(field) != other.get(field)
-    ]
+        refuse(lines)
 
 
 def _above_blend(mixture: Any) -> Any:
@@ -708,69 +837,3 @@ def _column_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[st
         for name, ids in before.items()
         if name in after and after[name] != ids
     ]
-
-
-def compiled(dataset: SavableDataset, plain: StreamSpec, amendments: Amendments, share: Share) -> StreamSpec:
-    """A configuration compiled with the amendments of its run."""
-    alone = amendments.mixture.per_step == mixtures.ALONE
-    if not alone:
-        dataset = mixtures.replaced(dataset, mixtures.rebuilt(amendments.mixture, AmendedAt, RemovedLeaf.of))
-    compile_ = partial(
-        compile_dataset,
-        hosts=share.hosts,
-        cache_pool=plain.cache_pool,
-        resolved=_resolved(plain, amendments),
-        begins=() if alone and not is_one_leaf(plain) else amendments.begins(share),
-    )
-    excluding = Excluding.of(amendments.exclusions, [name for name, _ in _leaves(amendments.mixture)])
-    spec = compile_(excluding.over(dataset))
-    if (again := excluding.in_other_lanes(spec)) is not None:
-        excluding, spec = again, compile_(again.over(dataset))
-    _check_kept(amendments.exclusions, spec)
-    spec = excluding.dropped_from(spec, amendments.taken(share))
-    if not alone and isinstance(router := blend_of(order_of(spec)), EpochSegments):
-        amendments.mixture.lengths = [*router.samples]
-    _note_rows(amendments.mixture, plain, spec)
-    amendments.spec = dataclasses.replace(spec, described_by=plain.manifest(), observers=plain.observers)
-    return amendments.spec
-
-
-def _note_rows(mixture: Mixture, plain: StreamSpec, spec: StreamSpec) -> None:
-    """Keep the manifest's entries of leaves that the configuration lacks, so that a later change of them is found."""
-    configured = {"/".join(leaf.key) for leaf in plain.leaves}
-    for unit in mixtures.units(mixture):
-        if unit.rows is None and not configured.issuperset(unit.leaves):
-            rows = spec.manifest()["leaves"]
-            unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
-
-
-def _resolved(plain: StreamSpec, amendments: Amendments) -> list[Resolved]:
-    """All leaves of a run, opened. Those of the configuration are open."""
-    known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
-    resolved: list[Resolved] = []
-    for name, node in _leaves(amendments.mixture):
-        if isinstance(node, RemovedLeaf):
-            resolved.append(node.resolve())
-            continue
-        if name not in known:
-            known[name] = amendments.resolved[name] = node.resolve()
-        resolved.append(known[name])
-    amendments.exclusions.evaluate(lambda name: known[name].source, where)
-    return resolved
-
-
-def _check_kept(exclusions: Exclusions, spec: StreamSpec) -> None:
-    """Check the order of leaves that the configuration selects more narrowly. Raises AmendmentError if it changed."""
-    rows = json.loads(json.dumps(spec.manifest()))["leaves"]
-    kept = [(name, row) for name, (_, row) in exclusions.kept.items() if name in exclusions.nodes]
-    lines = [line for name, row in kept for line in _leaf_changes(name, row, rows[name])]
-    if lines:
-        _refuse(lines)
-
-
-def _leaves(mixture: Mixture) -> Iterator[tuple[str, Any]]:
-    """Each leaf's key and node."""
-    for unit in mixtures.units(mixture):
-        rows = unit.rows or [{} for _ in unit.leaves]
-        nodes = [RemovedLeaf.of(name, row) for name, row in zip(unit.leaves, rows, strict=True)]
-        yield from zip(unit.leaves, nodes if unit.node is None else mixtures.leaf_nodes(unit.node), strict=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from energon_grain.errors import StateError
 from energon_grain.stream.state import pack_integers, unpack_integers
 
 _MAX_ROWS = 1 << 26
+_MAX_TEXT = 1 << 24
 
 
 def merged(ordered: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -23,8 +25,9 @@ def merged(ordered: Sequence[Mapping[str, Any]]) -> list[str]:
     logs = {(len(each), *(text for at, text in enumerate(each) if at % 3 == 0)) for each in texts}
     if len(logs) != 1:
         raise StateError(
-            "the hosts' states do not match: the mixture was amended differently on some hosts; call `amend` or "
-            "`reweight` with the same arguments at the same step on every host"
+            f"the hosts' states do not match: the mixture was amended differently on some hosts "
+            f"({_said([each[0] for each in texts])}); call `amend` or `reweight` with the same arguments at the same "
+            f"step on every host"
         )
     lanes, merging = ordered[0]["lanes"], (None, _merged_ahead, merged_anchors)
     try:
@@ -34,6 +37,37 @@ def merged(ordered: Sequence[Mapping[str, Any]]) -> list[str]:
         ]
     except ValueError as error:
         raise StateError(f"the hosts' states do not fit together: their 'amendments' are damaged: {error}") from error
+
+
+def _said(logs: Sequence[str]) -> str:
+    """Which hosts have which log, and what of them differs."""
+    found: dict[str, list[int]] = {}
+    for host, log in enumerate(logs):
+        found.setdefault(log, []).append(host)
+    return "; ".join(f"hosts {', '.join(map(str, hosts))}: {_last(log)}" for log, hosts in found.items())
+
+
+def _last(log: str) -> str:
+    """The number of amendments of a log, and the last one."""
+    if not log:
+        return "no amendments"
+    try:
+        tree, steps, *_ = unpacked_log(log)
+        step, _, note = steps[-1]
+        weights = tree[1][-1][1]
+    except (ValueError, TypeError, LookupError, zlib.error, RecursionError):
+        return "damaged amendments"
+    said = f" ({note})" if note else ""
+    return f"{len(steps)} amendments, the last at step {step}{said}, with the weights {weights} of the outermost blend"
+
+
+def unpacked_log(text: str) -> Any:
+    """The log of a state: a mixture and its steps. Raises ValueError, TypeError or zlib.error if it is damaged."""
+    unpacking = zlib.decompressobj()
+    said = unpacking.decompress(base64.b64decode(text, validate=True), _MAX_TEXT)
+    if not unpacking.eof:
+        raise ValueError("it is cut short")
+    return json.loads(said)
 
 
 def _merged_ahead(texts: Sequence[str], lanes: int) -> str:

@@ -3,32 +3,39 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from energon_grain.amendments import mixture as mixtures
+from energon_grain.amendments.change import Change, take_over
 from energon_grain.amendments.cuts import AnyHost, Cut, cut_of
 from energon_grain.amendments.history import (
     Amended,
     Amendments,
-    append,
-    compiled,
+    appended,
     configured,
     mixture_of,
     record,
+    without_left,
 )
+from energon_grain.amendments.lanes import LanesBefore
 from energon_grain.amendments.mixture import Mixture, Unit
 from energon_grain.amendments.reweight import path_to, quantised, with_segment
 from energon_grain.amendments.selecting import Selected, named, select
-from energon_grain.datasets.dataset import SavableDataset
+from energon_grain.datasets.dataset import SavableDataset, put
 from energon_grain.datasets.leaf import LeafDataset
+from energon_grain.datasets.lowering import compile_dataset
+from energon_grain.datasets.mixtures import BlendDataset
 from energon_grain.errors import AmendmentError
 from energon_grain.samplers.weights import Weight, exact
 from energon_grain.stream.passes import Progress, Share
-from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.spec import Resolved, StreamSpec
+from energon_grain.stream.stream import Held
 
 
 def amended_now(
@@ -44,6 +51,7 @@ def amended_now(
     exclude: Any = None,
     note: str = "",
     smooth: bool = False,
+    held: Held = "deliver",
     running: StreamSpec,
     any_host: AnyHost | None = None,
 ) -> Amended:
@@ -57,13 +65,14 @@ def amended_now(
         progress: Where the stream is.
         weights: Of all datasets of one blend, by name (repetitions, of a blend by repetitions); 0 pauses one. Default:
             as they are.
-        add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, or a
-            dataset; each has a weight in `weights`.
+        add: Datasets to append to that blend, by name: a path, `{"path": …, "split_part": …, "subflavors": …}`, a
+            dataset, or the name of one in another blend, which moves; each has a weight in `weights`.
         remove: Names of datasets that get the weight 0.
         exclude: Samples to leave out: keys, keys or a condition by dataset, or a file; see `amendments.selecting`.
         note: The reason, for the log.
         smooth: Whether only weights change, which are quantised, and no error adds up over many such changes. Weights
             that are equal to the present ones are no amendment.
+        held: The fate of samples of removed datasets that lanes hold.
         running: The stream until now.
         any_host: See `WorkerConfig.any_host`.
 
@@ -72,30 +81,76 @@ def amended_now(
     """
     change = _Change(dict(weights or {}), dict(add or {}), list(remove), exclude)
     amendments = _begun(dataset, plain, before, change)
-    alone = amendments.mixture.per_step == mixtures.ALONE
-    cut = None if alone else cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
+    cut = None
+    if not amendments.mixture.in_lanes and amendments.mixture.per_step != mixtures.ALONE:
+        cut = cut_of(running, share, progress, hosts=share.hosts, any_host=any_host)
+    place = _Place(plain, running, share, progress, note, cut)
     if change.only_weights:
-        given = change.weights
-        changed = bool(given) and _reweighted(amendments, plain, share, progress, given, note, cut, smooth=smooth)
-        if not (changed or smooth):
-            raise AmendmentError(_NOTHING)
-        done = amendments if changed else before
-        spec = plain if done is None else done.spec or compiled(dataset, plain, done, share)
-        return Amended(spec=spec, amendments=done)
-    new = _changed(amendments.mixture, change)
-    excluded = [] if exclude is None else _excluded(amendments, new, plain, exclude)
-    if not append(amendments, new, plain, share, progress, note, cut, excluded):
-        raise AmendmentError(_NOTHING)
-    return Amended(spec=compiled(dataset, plain, amendments, share), amendments=amendments)
-
-
-def _changed(mixture: Mixture, change: _Change) -> Mixture:
-    """A copy of a mixture with a change."""
-    new = _copied(mixture)
-    for each in _blends(new):  # plans of blends that do not change stay
-        each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
+        return _only_weights(amendments, before, dataset, place, change.weights, smooth=smooth, held=held)
+    new = _new_of(amendments.mixture)
     if change.mixes:
-        _change(new, change.weights, change.add, change.remove)
+        _change(new, change, amendments.resolved)
+    found = appended(
+        amendments,
+        Change(amendments.mixture, new),
+        dataset,
+        plain,
+        running,
+        share,
+        progress,
+        note,
+        cut,
+        removed=False,
+        held=held,
+        excluded=lambda: [] if exclude is None else _excluded(amendments, plain, exclude),
+    )
+    if found is None:
+        raise AmendmentError(_NOTHING)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a stream is that changes, and why: the arguments of `amended_now`, and the cut of its order."""
+
+    plain: StreamSpec
+    running: StreamSpec
+    share: Share
+    progress: Progress
+    note: str
+    cut: Cut | None
+
+
+def _only_weights(
+    amendments: Amendments,
+    before: Amendments | None,
+    dataset: SavableDataset,
+    place: _Place,
+    weights: dict[str, Weight],
+    *,
+    smooth: bool,
+    held: Held,
+) -> Amended:
+    """The stream after a change of the weights of one blend."""
+    left = {unit.number for unit in mixtures.drawn(amendments.mixture)}
+    changed = _reweighted(amendments, place, weights, smooth=smooth)
+    if not changed and not smooth:
+        raise AmendmentError(_NOTHING)
+    done = amendments if changed else before
+    spec = place.plain if done is None else done.spec or done.compiled(dataset, place.plain, place.share)
+    left -= {unit.number for unit in mixtures.drawn(amendments.mixture)}
+    progress, dropped = without_left(spec, place.progress, amendments.mixture, left, held)
+    return Amended(spec=spec, amendments=done, progress=progress, dropped=dropped)
+
+
+def _new_of(mixture: Mixture) -> Mixture:
+    """The mixture to change: without the places that datasets have left."""
+    new = mixtures.copied(mixture)
+    for each in mixtures.blends(new):  # plans of blends that do not change stay
+        each.segments = [(start, [*row, *[0] * (len(each.children) - len(row))]) for start, row in each.segments]
+    for same in mixtures.holders(new).values():
+        for unit in same[:-1]:
+            _take_out(new, unit)
     return new
 
 
@@ -135,7 +190,7 @@ def _copy_of(before: Amendments | None) -> Amendments | None:
     """A copy to append an amendment to."""
     if before is None:
         return None
-    mixture, steps, ahead = _copied(before.mixture), [*before.steps], [*before.ahead]
+    mixture, steps, ahead = mixtures.copied(before.mixture), [*before.steps], [*before.ahead]
     return dataclasses.replace(
         before,
         mixture=mixture,
@@ -147,33 +202,29 @@ def _copy_of(before: Amendments | None) -> Amendments | None:
     )
 
 
-def _reweighted(
-    amendments: Amendments,
-    plain: StreamSpec,
-    share: Share,
-    progress: Progress,
-    weights: dict[str, Weight],
-    note: str,
-    cut: Cut | None,
-    *,
-    smooth: bool,
-) -> bool:
+def _reweighted(amendments: Amendments, place: _Place, weights: dict[str, Weight], *, smooth: bool) -> bool:
     """Change the weights of one blend; return whether they differ from the present ones."""
+    if not weights:
+        return False
     blend, row = _row_of(amendments.mixture, weights, smooth=smooth)
+    in_lanes, cut, progress = amendments.mixture.in_lanes, place.cut, place.progress
+    lanes = LanesBefore(place.running, amendments.mixture, progress) if in_lanes else None
     now = Mixture(segments=[(0, blend.row(row))], children=blend.children)
     places = {number: number for number in range(len(row))}
     start = f"{'~' if smooth else '#'}{len(amendments.steps)}"
-    if not mixtures.take_over(blend, now, places, start, progress.item if cut is None else cut.position):
+    if not take_over(blend, now, places, start, progress.item if cut is None else cut.position):
         return False
-    record(amendments, plain, share, progress, note, cut)
-    if cut is not None:
-        amendments.spec = None
-        return True
-    path, rounds = path_to(amendments.mixture, blend), amendments.begin(len(amendments.steps) - 1, share)
-    assert path is not None
-    old = amendments.spec or dataclasses.replace(plain, described_by=plain.manifest())
-    amendments.spec = with_segment(old, path, rounds, list(map(int, blend.weights)), smooth=smooth)
+    record(amendments, place.running, place.share, progress, place.note, cut, lanes)
+    amendments.spec = None if cut is not None or in_lanes else _with_segment(amendments, place, blend, smooth=smooth)
     return True
+
+
+def _with_segment(amendments: Amendments, place: _Place, blend: Mixture, *, smooth: bool) -> StreamSpec | None:
+    """The stream with the last segment of a blend; None: it has to be compiled again."""
+    path, rounds = path_to(amendments.mixture, blend), amendments.begin(len(amendments.steps) - 1, place.share)
+    assert path is not None
+    old = amendments.spec or dataclasses.replace(place.plain, described_by=place.plain.manifest())
+    return with_segment(old, path, rounds, list(map(int, blend.weights)), smooth=smooth)
 
 
 def _row_of(mixture: Mixture, weights: dict[str, Weight], *, smooth: bool) -> tuple[Mixture, list[Weight]]:
@@ -187,18 +238,13 @@ def _row_of(mixture: Mixture, weights: dict[str, Weight], *, smooth: bool) -> tu
     return blend, row
 
 
-def _excluded(amendments: Amendments, new: Mixture, plain: StreamSpec, exclude: Any) -> list[Selected]:
-    """The samples to exclude, from the datasets of a mixture. Raises AmendmentError."""
-    known = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves} | amendments.resolved
-    sources: dict[str, Any] = {}
+def _excluded(amendments: Amendments, plain: StreamSpec, exclude: Any) -> list[Selected]:
+    """The samples to exclude, from the datasets of the run. Raises AmendmentError."""
+    opened = amendments.opened(plain)
     names: dict[str, set[str]] = {}
-    for unit in mixtures.units(new):
-        if unit.node is None or unit.removed:
-            continue
-        for name, node in zip(unit.leaves, mixtures.leaf_nodes(unit.node), strict=True):
-            if name not in known:
-                known[name] = amendments.resolved[name] = node.resolve()
-            sources[name] = known[name].source
+    for unit in mixtures.units(amendments.mixture):
+        nodes = [] if unit.node is None else mixtures.leaf_nodes(unit.node)
+        for name, node in zip(unit.leaves, nodes, strict=False):
             for each in {name, *_names_of(node)}:
                 names.setdefault(each, set()).add(name)
 
@@ -207,9 +253,9 @@ def _excluded(amendments: Amendments, new: Mixture, plain: StreamSpec, exclude: 
         if len(found) == 1:
             return found[0]
         problem = "there is no dataset" if not found else f"{len(found)} datasets have the name"
-        raise AmendmentError(f"amend: exclude: {problem} {name!r}; there are {', '.join(sources)}")
+        raise AmendmentError(f"amend: exclude: {problem} {name!r}; there are {', '.join(opened)}")
 
-    return select(named(exclude), sources, leaf_of)
+    return select(named(exclude), {name: leaf.source for name, leaf in opened.items()}, leaf_of)
 
 
 def _names_of(node: Any) -> set[str]:
@@ -218,28 +264,14 @@ def _names_of(node: Any) -> set[str]:
     return {node.path, label, PurePosixPath(label).name, *([] if node.name is None else [node.name])}
 
 
-def _copied(tree: Any) -> Any:
-    """A copy of a mixture with the same nodes."""
-    if isinstance(tree, Unit):
-        return dataclasses.replace(tree)
-    return dataclasses.replace(
-        tree, segments=[*tree.segments], children=list(map(_copied, tree.children)), lengths=[*tree.lengths]
-    )
-
-
-def _blends(mixture: Mixture) -> Iterator[Mixture]:
-    yield mixture
-    for child in mixture.children:
-        if isinstance(child, Mixture):
-            yield from _blends(child)
-
-
-def _change(mixture: Mixture, weights: dict[str, Weight], add: dict[str, Any], remove: list[str]) -> None:
+def _change(mixture: Mixture, change: _Change, resolved: dict[str, Resolved]) -> None:
+    """Change one blend of a mixture. Datasets that are added are opened into `resolved`."""
+    weights, add, remove = change.weights, change.add, change.remove
     numbers, blend = _children(mixture, [*(name for name in weights if name not in add), *remove])
     for name, data in add.items():
         if name not in weights:
             raise AmendmentError(f"amend: add has {name!r}, weights do not: give it a weight")
-        numbers[name] = _place_of(mixture, blend, _added(blend, name, data))
+        numbers[name] = _place_of(mixture, blend, _named(mixture, data) or _added(blend, name, data, resolved))
     row = _weighted(blend, numbers, weights)
     for name in remove:
         row[numbers[name]] = 0
@@ -274,26 +306,48 @@ def _weighted(blend: Mixture, numbers: Mapping[str, int], weights: Mapping[str, 
     return row
 
 
-def _place_of(mixture: Mixture, blend: Mixture, added: Unit) -> int:
-    """The place of a dataset that is added: its own, if it was removed before; else at the end."""
-    for place, child in enumerate(blend.children):
-        if isinstance(child, Unit) and child.leaves == added.leaves:
-            if child.node is None or not exact(blend.weights[place]):
-                child.node, child.removed = added.node, False
-                return place
-            raise AmendmentError(f"amend: {added.leaves[0]} is in the mixture already: give its weight in `weights`")
-    if set(added.leaves) & set(mixture.names()):
-        raise AmendmentError(f"amend: {added.leaves[0]} is in another blend of the mixture")
+def _place_of(mixture: Mixture, blend: Mixture, added: Unit | Mixture) -> int:
+    """The place of a dataset that is added: its own, if it was removed before; else at the end.
+
+    A dataset of another blend moves here.
+    """
+    units = mixtures.units(mixture)
+    there = None if isinstance(added, Mixture) else next((each for each in units if each.leaves == added.leaves), None)
+    if there is not None and there in blend.children:
+        return _back(blend, there, added.node)
+    if there is not None:
+        _take_out(mixture, there)
+        node = added.node if there.node is None else there.node
+        added = dataclasses.replace(there, node=node, removed=False, number=-1, since=None, taken={})
     blend.children.append(added)
     return len(blend.children) - 1
+
+
+def _back(blend: Mixture, unit: Unit, node: SavableDataset | None) -> int:
+    """The place of a unit that is added again. Raises AmendmentError if it is still drawn from."""
+    place = blend.children.index(unit)
+    if unit.node is not None and exact(blend.weights[place]):
+        raise AmendmentError(f"amend: {unit.leaves[0]} is in the mixture already: give its weight in `weights`")
+    if unit.node is None:
+        unit.node, unit.removed = node, False
+    return place
+
+
+def _take_out(mixture: Mixture, unit: Unit) -> None:
+    """Take a unit out of its blend."""
+    blend = next(each for each in mixtures.blends(mixture) if unit in each.children)
+    place = blend.children.index(unit)
+    del blend.children[place], blend.lengths[place : place + 1]
+    blend.segments = [(start, [*row[:place], *row[place + 1 :]]) for start, row in blend.segments]
 
 
 def _index(mixture: Mixture) -> dict[str, list[tuple[Mixture, int]]]:
     """The blends that have a child of each name, and its number there."""
     found: dict[str, list[tuple[Mixture, int]]] = {}
-    for blend in _blends(mixture):
+    left = {id(unit) for same in mixtures.holders(mixture).values() for unit in same[:-1]}
+    for blend in mixtures.blends(mixture):
         for number, child in enumerate(blend.children):
-            for name in _names(child):
+            for name in () if id(child) in left else _names(child):
                 found.setdefault(name, []).append((blend, number))
     return found
 
@@ -303,9 +357,15 @@ def _find(mixture: Mixture, index: Mapping[str, list[tuple[Mixture, int]]], name
     found = index.get(name, [])
     if len(found) == 1:
         return found[0]
-    known = [_name(child) for blend in _blends(mixture) for child in blend.children]
+    known = [_name(child) for blend in mixtures.blends(mixture) for child in blend.children]
     problem = "there is no dataset" if not found else f"{len(found)} datasets have the name"
     raise AmendmentError(f"amend: {problem} {name!r}; there are {', '.join(known)}")
+
+
+def _named(mixture: Mixture, data: Any) -> Unit | None:
+    """A copy of the only dataset of a name; None: it is no name."""
+    there = [unit for unit in mixtures.units(mixture) if isinstance(data, str) and data in _names(unit)]
+    return dataclasses.replace(there[0]) if len(there) == 1 else None
 
 
 def _names(child: Unit | Mixture) -> set[str]:
@@ -331,25 +391,41 @@ def _name(child: Unit | Mixture) -> str:
     return node.label if isinstance(node, LeafDataset) else next(child.names())
 
 
-def _added(blend: Mixture, name: str, data: Any) -> Unit:
-    """A child for data to add: a leaf like the other leaves of the blend."""
+def _opened(data: SavableDataset, resolved: dict[str, Resolved]) -> Unit | Mixture:
+    """A child for a dataset to add. Its leaves, which are opened, are added to `resolved`."""
+    around = BlendDataset(data)
+    spec = compile_dataset(around)
+    names = ["/".join(leaf.key) for leaf in spec.leaves]
+    manifest = json.loads(json.dumps(spec.manifest()))
+    found = mixtures.described(manifest["mixture"], manifest["leaves"])
+    assert found is not None
+    mixtures.attach(found, around)
+    for unit in mixtures.units(found):
+        unit.number = -1
+    for name, leaf in zip(names, spec.leaves, strict=True):
+        resolved.setdefault(name, leaf.leaf)
+    return found.children[0]
+
+
+def _added(blend: Mixture, name: str, data: Any, resolved: dict[str, Resolved]) -> Unit | Mixture:
+    """A child for data to add: a dataset, or a leaf like another one of the blend, with all that is done to it."""
     if isinstance(data, SavableDataset):
-        nodes = list(mixtures.leaf_nodes(data))
-        return Unit(tuple("/".join((*node.identity, "0")) for node in nodes), node=data)
-    like = next((child.node for child in blend.children if isinstance(getattr(child, "node", None), LeafDataset)), None)
-    if not isinstance(like, LeafDataset):
-        raise AmendmentError(f"amend: no child of the blend is a plain dataset: give {name!r} as a dataset")
+        return _opened(data, resolved)
     options = dict(data) if isinstance(data, Mapping) else {"path": data}
     unknown = set(options) - {"path", "split_part", "subflavors", "name"}
     if unknown or "path" not in options:
         raise AmendmentError(
             f"amend: add={{{name!r}: …}}: expected path, split_part, subflavors and name, got {sorted(options)}"
         )
+    like = next(_leaves_alone(blend), None)
+    if like is None:
+        raise AmendmentError(f"amend: no child of the blend is a single dataset: give {name!r} as a dataset")
+    unit, other = like
     leaf = dataclasses.replace(
-        like,
+        other,
         path=str(options["path"]),
         kind=None,
-        split_part=options.get("split_part", like.split_part),
+        split_part=options.get("split_part", other.split_part),
         tags=options.get("subflavors", {}),
         subset=None,
         where=None,
@@ -357,4 +433,26 @@ def _added(blend: Mixture, name: str, data: Any) -> Unit:
         through=(),
         name=options.get("name"),
     )
-    return Unit(("/".join((*leaf.identity, "0")),), node=leaf)
+    assert unit.node is not None
+    return Unit(
+        ("/".join((*leaf.identity, "0")),), node=_with_leaf(unit.node, leaf), form=unit.form, in_lanes=unit.in_lanes
+    )
+
+
+def _leaves_alone(blend: Mixture) -> Iterator[tuple[Unit, LeafDataset]]:
+    """The children of a blend that have one leaf: those that are one first."""
+    found = [child for child in blend.children if isinstance(child, Unit) and len(child.leaves) == 1]
+    for unit in sorted(found, key=lambda unit: not isinstance(unit.node, LeafDataset)):
+        leaf = None if unit.node is None else next(mixtures.leaf_nodes(unit.node))
+        if isinstance(leaf, LeafDataset):
+            yield unit, leaf
+
+
+def _with_leaf(node: SavableDataset, leaf: LeafDataset) -> SavableDataset:
+    """The same nodes over another leaf."""
+    if hasattr(node, "identity"):
+        return leaf
+    [name] = (each.name for each in dataclasses.fields(node) if isinstance(getattr(node, each.name), SavableDataset))
+    changed = copy.copy(node)
+    put(changed, **{name: _with_leaf(getattr(node, name), leaf)})
+    return changed

@@ -2,25 +2,24 @@
 """A blend over the whole run: every child that it ever had, and its weights in each segment.
 
 Children are only ever appended. A child that was removed stays in its place with weight 0, so that the numbers of its
-siblings, and with them all random keys and restore keys, stay what they are.
+siblings, and with them all random keys and restore keys, stay what they are. A dataset that moves to another blend
+stays in its old place too, and continues in a new one; both have the same leaves.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from energon_grain.amendments.epochs import amended_epochs
 from energon_grain.datasets.dataset import SavableDataset, put
-from energon_grain.datasets.leaf import LeafDataset
 from energon_grain.datasets.lowering import nodes_below
-from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset, amended_blend
+from energon_grain.datasets.mixtures import BlendDataset, BlendEpochizedDataset
 from energon_grain.errors import AmendmentError
 from energon_grain.mixture_shares import leaf_count, pass_length
 from energon_grain.samplers.weights import Anchor, exact, integer_weights
@@ -32,33 +31,47 @@ Row = list[int | str]
 ALONE = -1
 WEIGHTS, REPETITIONS = "weights", "repetitions"
 AnyBlend = BlendDataset | BlendEpochizedDataset
+Taken = dict[int, npt.NDArray[np.int64]]
+"""Rounds that each lane had taken, (L,), by amendment; 0 in lanes of other hosts that this host does not know."""
+_IN_LANES = ("filter", "pack", "group", "batch", "generate", "iter_map")
+"""Operations, as a manifest names them, whose items are not positions."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Unit:
     """A child that is no blend: a leaf, or what is combined of leaves in another way.
 
     Attributes:
-        leaves: Keys of its leaves, `/` between their parts.
+        leaves: Keys of its leaves in this run, `/` between their parts.
         rows: The manifest's entry of each leaf, if the configuration of the saved state does not have it, after it was
             removed or added during the run; else None.
         removed: Whether the configuration no longer has it.
         node: Its description, if there is one.
+        number: Number of its first leaf. Those of the others follow.
+        since: The amendment at which it took over from the unit with the same leaves elsewhere; None: from none.
+        opened: Keys of its leaves in the configuration.
         form: How a manifest describes it, if it is known.
+        in_lanes: Whether its items are not positions, because it filters, groups, packs or generates.
+        taken: Rounds of its lanes, if they are in a state of their own.
     """
 
     leaves: tuple[str, ...]
     rows: list[dict[str, Any]] | None = None
     removed: bool = False
     node: SavableDataset | None = None
+    number: int = -1
+    since: int | None = None
+    opened: tuple[str, ...] = ()
     form: Any = None
+    in_lanes: bool = False
+    taken: Taken = field(default_factory=Taken)
 
     def names(self) -> Iterator[str]:
         """Keys of its leaves."""
         yield from self.leaves
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Mixture:
     """A blend.
 
@@ -69,9 +82,11 @@ class Mixture:
             child is the whole configuration.
         kind: `WEIGHTS`, `REPETITIONS`, or the unit of weights that are shares of costs.
         lengths: Of a blend by repetitions: samples of each child.
-        node: Its description.
+        node: Its description, below those in `above`.
+        above: The outermost description between it and the blend above, such as a map; None: there is none.
         anchor: If earlier segments are unknown: where the first of these begins.
         resumed: Where a later segment begins, to make those before it only when they are needed.
+        taken: Rounds of its lanes, if they are in a state of their own.
     """
 
     segments: list[tuple[Start, Row]]
@@ -79,9 +94,11 @@ class Mixture:
     per_step: int = 0
     kind: str = WEIGHTS
     lengths: list[int] = field(default_factory=list[int])
-    node: SavableDataset | None = None
+    node: AnyBlend | None = None
+    above: SavableDataset | None = None
     anchor: Anchor | None = None
     resumed: Anchor | None = None
+    taken: Taken = field(default_factory=Taken)
 
     def names(self) -> Iterator[str]:
         """Keys of all leaves below, removed ones too, in document order."""
@@ -93,6 +110,11 @@ class Mixture:
         """Of the last segment, one for each child."""
         last = self.segments[-1][1]
         return [*last, *(0 for _ in self.children[len(last) :])]
+
+    @property
+    def in_lanes(self) -> bool:
+        """Whether it counts items, not positions, because something below filters, groups, packs or generates."""
+        return any(unit.in_lanes for unit in units(self))
 
     def row(self, weights: Sequence[Any]) -> Row:
         """Weights in the form of a segment."""
@@ -122,8 +144,8 @@ def described(manifest_mixture: Any, leaves: Mapping[str, Mapping[str, Any]]) ->
     blend = cast("Mapping[str, Any]", node)
     if "blend" in blend and "means" not in blend:
         found = _described(blend, iter(leaves))
-        return found if isinstance(found, Mixture) else None
-    return _of_units(blend, leaves)
+        return _numbered(found) if isinstance(found, Mixture) else None
+    return _numbered(_of_units(blend, leaves))
 
 
 def _of_units(blend: Mapping[str, Any], leaves: Mapping[str, Mapping[str, Any]]) -> Mixture:
@@ -139,8 +161,13 @@ def _of_units(blend: Mapping[str, Any], leaves: Mapping[str, Mapping[str, Any]])
     return Mixture(segments=[(0, repetitions)], children=[*units], kind=REPETITIONS, lengths=lengths)
 
 
+def _numbered(mixture: Mixture) -> Mixture:
+    number_leaves(mixture)
+    return mixture
+
+
 def _unit(node: Any, names: Iterator[str]) -> Unit:
-    return Unit(tuple(next(names) for _ in range(leaf_count(node))), form=node)
+    return Unit(tuple(next(names) for _ in range(leaf_count(node))), form=node, in_lanes=_forms_items(node))
 
 
 def _described(node: Any, names: Iterator[str]) -> Unit | Mixture:
@@ -157,7 +184,27 @@ def _described(node: Any, names: Iterator[str]) -> Unit | Mixture:
 
 def whole(names: Iterable[str], node: SavableDataset | None) -> Mixture:
     """A configuration without a blend, in the form of a mixture."""
-    return Mixture(segments=[(0, [1])], children=[Unit(tuple(names), node=node)], per_step=ALONE)
+    leaves = tuple(names)
+    return _numbered(Mixture(segments=[(0, [1])], children=[Unit(leaves, node=node, opened=leaves)], per_step=ALONE))
+
+
+def _forms_items(node: Any) -> bool:
+    """Whether the items of a node of a manifest's mixture are not positions."""
+    if not isinstance(node, Mapping):
+        return False
+    entry = cast("Mapping[str, Any]", node)
+    below = entry.get("of", entry.get("generate"))
+    parts = cast("list[Any]", below) if isinstance(below, list) else [below]
+    return any(name in entry for name in _IN_LANES) or any(map(_forms_items, parts))
+
+
+def number_leaves(mixture: Mixture) -> None:
+    """Number the leaves that have no number yet, in document order, behind all others."""
+    found = list(units(mixture))
+    number = max((unit.number + len(unit.leaves) for unit in found if unit.number >= 0), default=0)
+    for unit in found:
+        if unit.number < 0:
+            unit.number, number = number, number + len(unit.leaves)
 
 
 def outermost_blend(dataset: SavableDataset) -> AnyBlend:
@@ -175,128 +222,11 @@ def attach(mixture: Mixture, node: AnyBlend) -> None:
     """Give a mixture that a manifest describes, and all below it, the nodes of a description."""
     mixture.node = node
     for child, below in zip(mixture.children, node.datasets, strict=True):
-        if isinstance(child, Mixture) and isinstance(below, BlendDataset):
-            attach(child, below)
-        elif isinstance(child, Mixture):  # under another node, such as a map: it is taken as it is
-            mixture.children[mixture.children.index(child)] = Unit(tuple(child.names()), node=below)
+        if isinstance(child, Mixture):
+            child.above = None if isinstance(below, AnyBlend) else below
+            attach(child, outermost_blend(below))
         else:
-            child.node = below
-
-
-def amend(old: Mixture, new: Mixture, start: str, position: int) -> bool:
-    """Change a mixture to that of a new configuration, from an amendment on; return whether anything changed.
-
-    Args:
-        old: The mixture of the run until now; it is changed.
-        new: That of the configuration.
-        start: "#n" of the amendment.
-        position: Of the outermost blend, at which the amendment takes effect.
-
-    Raises:
-        AmendmentError: It cannot be amended: what and why, with a way out.
-    """
-    elsewhere = {name: id(unit) for unit in units(old) for name in unit.leaves}
-    return _amend(old, new, start, position, elsewhere, last=True)
-
-
-def _amend(old: Mixture, new: Mixture, start: str, position: int, elsewhere: Mapping[str, int], *, last: bool) -> bool:
-    if old.per_step != new.per_step:
-        raise AmendmentError(f"per_step was {old.per_step} and is now {new.per_step}: that cannot be amended")
-    check_kind(old, new)
-    changed = False
-    places: dict[int, int] = {}  # of children of `new` among those of `old`
-    for number, child in enumerate(new.children):
-        place = _matching(old, child, taken=set(places.values()))
-        if place is None:
-            _check_addition(old, child, elsewhere, last=last)
-            place = len(old.children)
-            old.children.append(child)
-            old.lengths += new.lengths[number : number + 1]
-        places[number] = place
-    added = {id(child) for child in new.children}
-    _check_same_data(old, places, added)
-    for number, place in places.items():
-        one, other = old.children[place], new.children[number]
-        if id(one) in added:
-            continue
-        if isinstance(one, Mixture):
-            assert isinstance(other, Mixture)
-            at_end = last and place == len(old.children) - 1
-            changed |= _amend(one, other, start, position, elsewhere, last=at_end)
-        else:
-            assert isinstance(other, Unit)
-            _check_form(one, other)
-            one.node, one.removed = other.node, other.removed
-    if isinstance(new.node, AnyBlend):
-        old.node = new.node
-    return take_over(old, new, places, start, position) or changed
-
-
-def check_kind(old: Mixture, new: Mixture) -> None:
-    """Refuse a blend of another kind. Raises AmendmentError."""
-    if old.kind != new.kind:
-        raise AmendmentError(f"the blend was by {old.kind} and is now by {new.kind}: that cannot be amended")
-
-
-def _check_form(one: Unit, other: Unit) -> None:
-    """Refuse a combination of datasets that changed below the blend."""
-    if one.form is not None and other.form is not None and one.form != other.form:
-        raise AmendmentError(
-            f"{one.leaves[0]}: it is in a combination of datasets that changed from {one.form} to {other.form}, which "
-            f"would change their order. Leave it as it was; only the blend above it can be amended"
-        )
-
-
-def _check_same_data(old: Mixture, places: Mapping[int, int], added: set[int]) -> None:
-    """Refuse an added leaf that selects other samples from the data of a leaf that is gone."""
-    kept = set(places.values())
-    drawn = [place for place, weight in enumerate(old.weights) if weight and place not in kept]
-    gone = [name for place in drawn for name in old.children[place].names()]
-    for node in (child.node for child in old.children if id(child) in added):
-        if not isinstance(node, LeafDataset) or node.name is not None:
-            continue
-        data = "/".join(node.identity[:3]) + "/"
-        if any(name.startswith(data) for name in gone):
-            raise AmendmentError(
-                f"{node.label}: its `where` or `subset` changed, which makes it another dataset in another order, so "
-                f"samples would repeat; leave them unchanged"
-            )
-
-
-def take_over(old: Mixture, new: Mixture, places: Mapping[int, int], start: str, position: int) -> bool:
-    """Append the segments of the weights of a new blend; return whether they differ from those of the old one.
-
-    Args:
-        old: The blend of the run; it is changed.
-        new: The same blend in another configuration.
-        places: For each child of the new one, the number of the same child in the old one.
-        start: "#n" or "~n" of the amendment.
-        position: Of the outermost blend, at which the amendment takes effect.
-
-    Raises AmendmentError if all weights are 0.
-    """
-
-    def placed(weights: Row) -> Row:
-        row: Row = [0] * len(old.children)
-        for number, place in places.items():
-            row[place] = weights[number]
-        return row
-
-    (_, now), *planned = [(begin, placed(row)) for begin, row in new.segments[_in_force(new, position) :]]
-    (_, was), *was_planned = old.segments[_in_force(old, position) :]
-    padded: Row = [*was, *[0] * (len(now) - len(was))]
-    if old.row(padded) == old.row(now) and was_planned == planned:
-        return False
-    if not any(map(exact, now)):
-        raise AmendmentError("all weights are 0 from this step on; give one dataset a weight above 0")
-    old.segments += [(start, now), *planned]
-    return True
-
-
-def _in_force(mixture: Mixture, position: int) -> int:
-    """Number of the last segment that has started at a position."""
-    starts = (start for start, _ in mixture.segments)
-    return max(number for number, start in enumerate(starts) if isinstance(start, str) or start <= position)
+            child.node, child.opened = below, child.leaves
 
 
 def units(mixture: Mixture) -> Iterator[Unit]:
@@ -308,31 +238,45 @@ def units(mixture: Mixture) -> Iterator[Unit]:
             yield from units(child)
 
 
-def _matching(old: Mixture, child: Unit | Mixture, taken: set[int]) -> int | None:
-    """The place of the same child in the old mixture."""
-    names = set(child.names())
-    for place, other in enumerate(old.children):
-        if place in taken or type(other) is not type(child):
-            continue
-        same = names & set(other.names()) if isinstance(other, Mixture) else list(other.names()) == list(child.names())
-        if same:
-            return place
-    return None
+def names_by_number(chosen: Iterable[Unit]) -> dict[int, str]:
+    """The keys of the leaves of some units, by number."""
+    return {unit.number + at: name for unit in chosen for at, name in enumerate(unit.leaves)}
 
 
-def _check_addition(old: Mixture, child: Unit | Mixture, elsewhere: Mapping[str, int], *, last: bool) -> None:
-    moved = [name for name in child.names() if name in elsewhere]
-    if moved:
-        raise AmendmentError(
-            f"{moved[0]}: it is elsewhere in the mixture already, or was combined in another way; moving a dataset "
-            f"between blends cannot be amended: change its weight where it is"
-        )
-    if not last:
-        raise AmendmentError(
-            f"{next(child.names())}: it was added to a blend that others follow, which would renumber their samples' "
-            f"restore keys: add it to the last blend, or to the outermost one"
-        )
-    del old
+def drawn(mixture: Mixture) -> Iterator[Unit]:
+    """The units that are drawn from: all weights above them are not 0."""
+    for child, weight in zip(mixture.children, mixture.weights, strict=True):
+        if exact(weight):
+            yield from [child] if isinstance(child, Unit) else drawn(child)
+
+
+def blends(mixture: Mixture) -> Iterator[Mixture]:
+    """A mixture and all blends below it, in document order."""
+    yield mixture
+    for child in mixture.children:
+        if isinstance(child, Mixture):
+            yield from blends(child)
+
+
+def holders(mixture: Mixture) -> dict[int, list[Unit]]:
+    """The units that have had the same leaves, by the number of the first leaf: the present one is the last."""
+    found: dict[int, list[Unit]] = {}
+    for unit in sorted(units(mixture), key=lambda unit: -1 if unit.since is None else unit.since):
+        found.setdefault(unit.number, []).append(unit)
+    return found
+
+
+def own_states(mixture: Mixture) -> Iterator[Mixture | Unit]:
+    """Everything below a mixture with a state of its own in each lane, whose rounds amendments need; in document order.
+
+    That is each blend right below one that counts items, and each unit there that has moved to another blend.
+    """
+    if not mixture.in_lanes:
+        return
+    moved = {id(unit) for same in holders(mixture).values() for unit in same[:-1]}
+    for blend in blends(mixture):
+        if blend.in_lanes:
+            yield from (child for child in blend.children if isinstance(child, Mixture) or id(child) in moved)
 
 
 def shares(mixture: Mixture, amendment: int, position: int, of: float = 1.0) -> dict[str, float]:
@@ -354,31 +298,37 @@ def shares(mixture: Mixture, amendment: int, position: int, of: float = 1.0) -> 
     parts = mixture.shares(mixture.segments[number][1])
     for child, part in zip(mixture.children, parts, strict=False):  # others were added later
         share = of * part
-        if isinstance(child, Mixture):
-            found |= shares(child, amendment, position, share)
-        else:
-            found[child.leaves[0]] = share
+        below = shares(child, amendment, position, share) if isinstance(child, Mixture) else {child.leaves[0]: share}
+        for name, each in below.items():  # a dataset that moved is there twice
+            found[name] = found.get(name, 0.0) + each
     return found
 
 
-def note_removed(mixture: Mixture, new: Mixture, rows: Mapping[str, dict[str, Any]]) -> None:
-    """Keep the manifest's entries of leaves that a configuration no longer has."""
-    kept = set(new.names())
-    for unit in units(mixture):
-        if not kept.issuperset(unit.leaves):
-            unit.node, unit.removed = None, True
-            if unit.rows is None:
-                unit.rows = [dict(rows.get(name, {})) for name in unit.leaves]
-
-
-def know(mixture: Mixture, was: Mixture, new: Mixture) -> None:
-    """Give a run's mixture what a saved manifest and a configuration know of its datasets: form, node, blends."""
+def know_forms(mixture: Mixture, was: Mixture) -> None:
+    """Give a run's mixture the forms that a saved manifest knows."""
     forms = {unit.leaves: unit.form for unit in units(was)}
-    nodes = {unit.leaves: unit.node for unit in units(new)}
     for unit in units(mixture):
-        unit.form = forms.get(unit.leaves)
-        unit.node = nodes.get(unit.leaves, unit.node)
-    join_blends(mixture, new)
+        if unit.form is None:
+            unit.form = forms.get(unit.opened or unit.leaves)
+
+
+def note_removed(mixture: Mixture, rows: Mapping[str, dict[str, Any]]) -> bool:
+    """Mark the units that a configuration no longer has, with their entries of the last manifest that had them.
+
+    Returns whether one was not marked before.
+    """
+    changed = False
+    for same in holders(mixture).values():
+        last = same[-1]
+        for unit in same[:-1]:  # it continues elsewhere
+            unit.node, unit.opened, unit.removed, unit.rows = last.node, last.opened, last.removed, last.rows
+        if last.node is None:
+            changed |= not last.removed
+            for unit in same:
+                unit.removed = True
+                if unit.rows is None:
+                    unit.rows = [dict(rows.get(name, {})) for name in unit.opened or unit.leaves]
+    return changed
 
 
 def leaf_nodes(node: Any) -> Iterator[Any]:
@@ -390,37 +340,84 @@ def leaf_nodes(node: Any) -> Iterator[Any]:
         yield from leaf_nodes(below)
 
 
-def packed(tree: Unit | Mixture) -> list[Any]:
+def copied(tree: Mixture) -> Mixture:
+    """A copy of a mixture with the same nodes."""
+
+    def copy_of(child: Unit | Mixture) -> Unit | Mixture:
+        return copied(child) if isinstance(child, Mixture) else dataclasses.replace(child, taken={**child.taken})
+
+    segments = [(start, [*weights]) for start, weights in tree.segments]
+    return dataclasses.replace(
+        tree,
+        segments=segments,
+        children=list(map(copy_of, tree.children)),
+        lengths=[*tree.lengths],
+        taken={**tree.taken},
+    )
+
+
+def _rest(unit: Unit, number: int) -> dict[str, Any]:
+    """The fields of a unit that most have in common. `number`: that of its first leaf in document order."""
+    rest: dict[str, Any] = {} if unit.number == number else {"number": unit.number}
+    if unit.since is not None:
+        rest["since"] = unit.since
+    if unit.opened and unit.opened != unit.leaves:
+        rest["opened"] = list(unit.opened)
+    if unit.in_lanes:
+        rest["form"] = unit.form if unit.removed else 1
+    return rest
+
+
+def packed(mixture: Mixture) -> list[Any]:
     """A mixture as JSON."""
-    if isinstance(tree, Unit):
-        return [list(tree.leaves), *([] if tree.rows is None else [tree.rows, int(tree.removed)])]
-    more = [tree.lengths] if tree.lengths else []
-    if tree.anchor is not None:
-        more = [[tree.anchor.number, int(tree.anchor.phases is not None)]]
-    kind = tree.per_step if tree.kind == WEIGHTS else tree.kind
-    return [kind, list(map(list, tree.segments)), list(map(packed, tree.children)), *more]
+    number = 0
+
+    def pack(tree: Unit | Mixture) -> list[Any]:
+        nonlocal number
+        if isinstance(tree, Mixture):
+            more = [tree.lengths] if tree.lengths else []
+            if tree.anchor is not None:
+                more = [[tree.anchor.number, int(tree.anchor.phases is not None)]]
+            kind = tree.per_step if tree.kind == WEIGHTS else tree.kind
+            return [kind, list(map(list, tree.segments)), list(map(pack, tree.children)), *more]
+        rest = _rest(tree, number)
+        number += len(tree.leaves)
+        if tree.rows is None and not rest:
+            return [list(tree.leaves)]
+        return [list(tree.leaves), tree.rows, int(tree.removed), *([rest] if rest else [])]
+
+    return pack(mixture)
 
 
 def unpacked(value: Any) -> Unit | Mixture:
     """The mixture of `packed`. Raises ValueError, TypeError, LookupError where it is none."""
-    if isinstance(value[0], list):
-        names, *rest = value
-        rows, removed = rest or (None, False)
-        return Unit(tuple(map(str, names)), rows=None if rows is None else list(map(dict, rows)), removed=bool(removed))
-    return _unpacked_blend(*value)
+    number = 0
 
+    def unpack(value: Any) -> Unit | Mixture:
+        nonlocal number
+        if isinstance(value[0], list):
+            fields: list[Any] = [*value, *[None, False, {}][len(value) - 1 :]]
+            names, rows, removed, rest = fields
+            unit = Unit(tuple(map(str, names)), rows=None if rows is None else list(map(dict, rows)))
+            unit.removed = bool(removed)
+            unit.number, unit.since = int(rest.get("number", number)), rest.get("since")
+            unit.opened, form = tuple(rest.get("opened", unit.leaves)), rest.get("form")
+            unit.in_lanes, unit.form = form is not None, None if form == 1 else form
+            number += len(unit.leaves)
+            return unit
+        kind, segments, children, *more = value
+        mixture = Mixture(segments=[], children=list(map(unpack, children)))
+        if isinstance(kind, str):
+            mixture.kind = kind
+            mixture.lengths = [int(each) for each in (more[0] if more else ())]
+        else:
+            mixture.per_step = int(kind)
+            mixture.anchor = _empty_anchor(*more[0]) if more else None
+        weight_of = str if mixture.kind == REPETITIONS else int
+        mixture.segments = [(start, [weight_of(weight) for weight in weights]) for start, weights in segments]
+        return mixture
 
-def _unpacked_blend(kind: Any, segments: Any, children: Any, *more: Any) -> Mixture:
-    mixture = Mixture(segments=[], children=list(map(unpacked, children)))
-    if isinstance(kind, str):
-        mixture.kind = kind
-        mixture.lengths = [int(each) for each in (more[0] if more else ())]
-    else:
-        mixture.per_step = int(kind)
-        mixture.anchor = _empty_anchor(*more[0]) if more else None
-    number = str if mixture.kind == REPETITIONS else int
-    mixture.segments = [(start, [number(weight) for weight in weights]) for start, weights in segments]
-    return mixture
+    return unpack(value)
 
 
 def _empty_anchor(number: int, smooth: int) -> Anchor:
@@ -428,58 +425,6 @@ def _empty_anchor(number: int, smooth: int) -> Anchor:
     nothing = np.zeros((0, 0), np.int64)
     phases = nothing.view(np.uint64) if smooth else None
     return Anchor(number=int(number), rounds=nothing, counts=nothing, tail=nothing, phases=phases)
-
-
-def rebuilt(
-    mixture: Mixture, amendment: Callable[[int, bool], Any], removed: Callable[[str, Mapping[str, Any]], SavableDataset]
-) -> SavableDataset:
-    """The description of a mixture over the whole run.
-
-    Args:
-        mixture: With the nodes of a configuration.
-        amendment: Makes the start of a segment from the number of an amendment, and whether it is smooth.
-        removed: Makes the placeholder of a removed leaf from its key and its entry in the manifest.
-    """
-    children: list[SavableDataset] = []
-    for child in mixture.children:
-        if isinstance(child, Mixture):
-            children.append(rebuilt(child, amendment, removed))
-        elif child.node is not None:
-            children.append(child.node)
-        elif len(child.leaves) == 1:
-            children.append(removed(child.leaves[0], (child.rows or [{}])[0]))
-        else:
-            raise AmendmentError(
-                f"{child.leaves[0]}: a combination of datasets cannot be removed; give it the weight 0"
-            )
-    schedule: list[tuple[Any, tuple[int | Fraction, ...]]] = [
-        (
-            amendment(int(start[1:]), start[0] == "~") if isinstance(start, str) else start,
-            tuple(map(_number, weights)),
-        )
-        for start, weights in mixture.segments
-    ]
-    if isinstance(mixture.node, BlendEpochizedDataset):
-        return amended_epochs(mixture.node, tuple(children), tuple(schedule))
-    assert isinstance(mixture.node, BlendDataset)
-    return amended_blend(mixture.node, tuple(children), _resumed(mixture, schedule))
-
-
-def _resumed(
-    mixture: Mixture, schedule: list[tuple[Any, tuple[int | Fraction, ...]]]
-) -> tuple[tuple[Any, tuple[int | Fraction, ...]], ...]:
-    """The segments of a mixture with its anchors."""
-    if mixture.anchor is not None:
-        schedule[0] = mixture.anchor, schedule[0][1]
-    if mixture.resumed is not None:
-        known = mixture.resumed.number - (0 if mixture.anchor is None else mixture.anchor.number)
-        earlier, schedule = schedule[:known], schedule[known:]
-        schedule[0] = dataclasses.replace(mixture.resumed, earlier=earlier), schedule[0][1]
-    return tuple(schedule)
-
-
-def _number(weight: int | str) -> int | Fraction:
-    return exact(weight) if isinstance(weight, str) else weight
 
 
 def replaced(dataset: SavableDataset, blend: SavableDataset) -> SavableDataset:
@@ -492,13 +437,3 @@ def replaced(dataset: SavableDataset, blend: SavableDataset) -> SavableDataset:
     changed = copy.copy(dataset)
     put(changed, **{name: replaced(getattr(dataset, name), blend)})
     return changed
-
-
-def join_blends(mixture: Mixture, new: Mixture) -> None:
-    """Give each blend of a run's mixture the node of the configuration's."""
-    mixture.node = new.node
-    for child in mixture.children:
-        if isinstance(child, Mixture):
-            names = set(child.names())
-            same = (each for each in new.children if isinstance(each, Mixture) and names & set(each.names()))
-            join_blends(child, next(same, new))

@@ -9,21 +9,24 @@ lacks is excluded.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from energon_grain.amendments.exclusions import Exclusions
+from energon_grain.amendments.mixture import Mixture, leaf_nodes, units
 from energon_grain.amendments.selecting import Selected, where
 from energon_grain.errors import AmendmentError, EnergonGrainError
 from energon_grain.samplers.expression import Expression
 from energon_grain.samplers.subset import Subset
 from energon_grain.sources.kinds import opener_of
 from energon_grain.sources.rows import SelectedSource, rows_of
+from energon_grain.stream.spec import StreamSpec
 
 Int64Array = npt.NDArray[np.int64]
 Row = Mapping[str, Any]
@@ -217,3 +220,105 @@ def _complement(old: Any, leaf: ConfiguredLeaf, samples: Int64Array) -> str:
         return ""
     text = f"!{condition.text}"
     return text if np.array_equal(where(old.source, text), samples) else ""
+
+
+def narrow(
+    exclusions: Exclusions,
+    mixture: Mixture,
+    new: Mixture,
+    saved: Mapping[str, Any],
+    now: dict[str, Any],
+    plain: StreamSpec,
+    resolved: dict[str, Any],
+) -> list[Selected]:
+    """Find the samples that a configuration excludes. In `now` and `new`, the leaves of the run take their place.
+
+    Args:
+        exclusions: Of the run until now; see `narrowed`.
+        mixture: Of the run.
+        new: Of the configuration.
+        saved: The manifest of the configuration that the state was saved with.
+        now: That of the configuration.
+        plain: The configuration, compiled.
+        resolved: See `narrowed`.
+
+    Raises:
+        AmendmentError: See `narrowed`.
+    """
+    run = _rows(mixture, saved["leaves"])
+    run |= {name: row for name, (_, row) in exclusions.kept.items()}
+    excluded = narrowed(exclusions, run, saved["leaves"], _configured_leaves(new, plain, now["leaves"]), resolved)
+    _rename(new, exclusions)
+    for name, (place, row) in exclusions.kept.items():
+        if name in exclusions.nodes:  # what differs in it is an exclusion
+            rows = {name: row, place: {}} | {
+                each: saved["leaves"][each] for each in (name, place) if each in saved["leaves"]
+            }
+            now["leaves"] = now["leaves"] | rows
+    return excluded
+
+
+def reopen_all(exclusions: Exclusions, new: Mixture, plain: StreamSpec, resolved: dict[str, Any]) -> None:
+    """Open the leaves again that a configuration selects more narrowly than the run."""
+    leaves = _configured_leaves(new, plain, plain.manifest()["leaves"])
+    for name, (place, _) in exclusions.kept.items():
+        if place in leaves:
+            reopen(exclusions, name, leaves[place], resolved)
+    _rename(new, exclusions)
+
+
+def _rows(mixture: Mixture, saved: Mapping[str, Any]) -> dict[str, Row]:
+    """The leaves of a run that are not removed, and their entries in the manifest.
+
+    Leaves with other keys in the configuration are absent: these cannot be selected more narrowly.
+    """
+    found: dict[str, Row] = {}
+    for unit in units(mixture):
+        if not unit.removed and unit.opened in ((), unit.leaves):
+            rows = unit.rows or [saved.get(name, {}) for name in unit.leaves]
+            found |= zip(unit.leaves, rows, strict=True)
+    return found
+
+
+def _configured_leaves(new: Mixture, plain: StreamSpec, rows: Mapping[str, Any]) -> dict[str, ConfiguredLeaf]:
+    """The leaves of a configuration, by key."""
+    nodes: dict[str, Any] = {}
+    for unit in units(new):
+        nodes |= zip(unit.leaves, leaf_nodes(unit.node), strict=True)
+    resolved = {"/".join(leaf.key): leaf.leaf for leaf in plain.leaves}
+    return {name: ConfiguredLeaf(node=nodes[name], resolved=resolved[name], row=rows[name]) for name in resolved}
+
+
+def _rename(new: Mixture, exclusions: Exclusions) -> None:
+    """Give leaves that are selected more narrowly the keys that they have in the run."""
+    names = {place: name for name, (place, _) in exclusions.kept.items() if name in exclusions.nodes}
+    for unit in units(new):
+        unit.leaves = unit.opened = tuple(names.get(name, name) for name in unit.leaves)
+
+
+def check_kept(exclusions: Exclusions, spec: StreamSpec) -> None:
+    """Check the order of leaves that a configuration selects more narrowly. Raises AmendmentError if it changed."""
+    rows = json.loads(json.dumps(spec.manifest()))["leaves"]
+    kept = [(name, row) for name, (_, row) in exclusions.kept.items() if name in exclusions.nodes]
+    lines = [line for name, row in kept for line in leaf_changes(name, row, rows[name])]
+    if lines:
+        refuse(lines)
+
+
+def leaf_changes(name: str, row: Row, other: Row) -> list[str]:
+    """Differences between two entries of a leaf in manifests."""
+    fields = [field for field in dict.fromkeys((*row, *other)) if field not in ("number", "commit")]
+    return [
+        f"{name}: {field} was {row.get(field)!r}, is {other.get(field)!r}"
+        for field in fields
+        if row.get(field) != other.get(field)
+    ]
+
+
+def refuse(lines: Sequence[str]) -> NoReturn:
+    """Raise AmendmentError for what changes the order of datasets."""
+    said = "\n".join(f"  {line}" for line in lines)
+    raise AmendmentError(
+        f"the change cannot be amended, as it changes the order of datasets that stay:\n{said}\nLeave these as they "
+        f"were. Samples that were added to a dataset can be added as a dataset of their own"
+    )

@@ -88,12 +88,12 @@ def _routes(
     if not isinstance(router, Blend | StepBlend):
         return None
     if not path:
-        return RouteTree(router.amended(Smooth(rounds) if smooth else rounds, weights), children)
+        return tree.over(router.amended(Smooth(rounds) if smooth else rounds, weights), children)
     child = children[path[0]]
     own = router.counts_at(rounds)[path[0]].astype(np.int64)
     below = None if child is None else _routes(child, path[1:], own, weights, smooth=smooth)
     children[path[0]] = below
-    return None if below is None else RouteTree(router, children)
+    return None if below is None else tree.over(router, children)
 
 
 def _mixed(node: Mapping[str, Any], path: Sequence[int], weights: list[int]) -> dict[str, Any]:

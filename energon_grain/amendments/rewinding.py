@@ -62,7 +62,7 @@ def _differs(mixture: Mixture, cursor: Mapping[str, Any]) -> bool:
         return True
     if mixture.per_step == mixtures.ALONE:
         return False
-    configured = mixtures.described(saved["mixture"], iter(saved["leaves"]))
+    configured = mixtures.described(saved["mixture"], saved["leaves"])
     return configured is None or _weights(configured) != _weights(mixture)
 
 

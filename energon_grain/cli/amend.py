@@ -7,13 +7,13 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from energon_grain.amendments.exclusions import holes_of
 from energon_grain.amendments.history import Amendment, Amendments
-from energon_grain.amendments.mixture import units
+from energon_grain.amendments.mixture import names_by_number, units
 from energon_grain.atomic_files import atomic_write_bytes
 from energon_grain.cli.checkpoint import amendments_of, read_saved
 from energon_grain.cli.run import Run, of_a_run
@@ -81,6 +81,9 @@ def amend(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples in the batch of one host. Default: a size that fits the state.")
     ] = None,
+    held: Annotated[
+        Literal["deliver", "drop"], typer.Option(help="Samples of removed datasets that packs or groups hold.")
+    ] = "deliver",
     note: Annotated[str, typer.Option(help="Reason for the change, shown by `checkpoint history`.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the change without writing the new state.")] = False,
 ) -> Answer:
@@ -97,8 +100,8 @@ def amend(
     known = 0 if "amendments" not in cursor else len(amendments_of(cursor).steps)
     size = batch_size or cursor["history"][-1][4] // run.world_size or 1
     with Stream.of(run.dataset(to, batch_size=size)) as stream:
-        stream.restore(cursor, on_change="amend", note=note)
-        _amend(stream, weights, exclude or [], note)
+        stream.restore(cursor, on_change="amend", note=note, held=held)
+        _amend(stream, weights, exclude or [], note, held)
         amended, amendments = stream.cursor(with_manifest=True), stream.amendments
         if amendments is None or len(amendments.steps) == known:
             return Answer(document=[], lines=["Nothing changes: the state has the mixture of the configuration."])
@@ -133,10 +136,12 @@ def history(state: _State) -> Answer:
     return Answer(document=[asdict(each) for each in log], lines=lines)
 
 
-def _amend(stream: Stream, weights: str | None, exclude: list[str], note: str) -> None:
+def _amend(
+    stream: Stream, weights: str | None, exclude: list[str], note: str, held: Literal["deliver", "drop"]
+) -> None:
     """Make the changes that options name."""
     if weights or exclude:
-        stream.amend(weights=_weights(weights), exclude=_exclude(exclude), note=note)
+        stream.amend(weights=_weights(weights), exclude=_exclude(exclude), note=note, held=held)
 
 
 def _begin(change: Amendment) -> str:
@@ -203,7 +208,7 @@ def _excluded(amendments: Amendments, spec: StreamSpec, known: int) -> tuple[dic
     counts: dict[str, int] = {}
     used: dict[str, int] = {}
     holes = holes_of(spec)
-    numbers = {name: number for number, name in enumerate(amendments.mixture.names())}
+    numbers = {name: number for number, name in names_by_number(units(amendments.mixture)).items()}
     places: dict[str, int] = {}
     for entry in amendments.exclusions.entries:
         place = places[entry.leaf] = places.get(entry.leaf, -1) + 1

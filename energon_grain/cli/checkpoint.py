@@ -433,8 +433,8 @@ def _drawn_by_lanes(cursor: Cursor, spec: StreamSpec) -> list[float] | None:
         if count:
             edges = np.array([0, math.ceil(count)], np.int64)
             [counts] = count_leaves(feed.order, len(feed.leaf_sizes), edges, unit=RUN * spec.lanes)
-            for number, own in enumerate((counts * (count / counts.sum())).tolist()):
-                draws[feed.first_leaf + number] += own
+            for number, own in zip(feed.leaves, (counts * (count / counts.sum())).tolist(), strict=True):
+                draws[number] += own
     return draws
 
 

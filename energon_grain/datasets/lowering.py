@@ -97,7 +97,7 @@ class LeafPart:
     Attributes:
         key: Its identity in random keys, including the occurrence number among duplicates.
         seed: 64-bit hash of the seed at its place in the graph.
-        number: Its number among all leaves, in document order.
+        number: Its number among all leaves: in document order, or as `compile_dataset` was given it.
         in_lane: Whether a lane above it forms batches, groups or packs.
     """
 
@@ -215,12 +215,19 @@ class IndexPart:
         """Return, for each leaf, whether lanes read contiguous runs of its positions."""
         return self.routes.runs if self.routes is not None else (False,)
 
+    def numbers(self) -> list[int]:
+        """Return the numbers of its leaves, ascending."""
+        return sorted({leaf.number for leaf in self.leaves})
+
     def index_map(self, lanes: int) -> IndexMap:
         """Return the order of the part, with its leaves numbered from 0."""
-        orders = [leaf.order(lanes, runs) for leaf, runs in zip(self.leaves, self.runs(), strict=True)]
+        own = {leaf.number: (leaf, runs) for leaf, runs in zip(self.leaves, self.runs(), strict=True)}
+        numbers = self.numbers()
+        places = np.searchsorted(numbers, [leaf.number for leaf in self.leaves])
+        moved = self.routes is not None and bool((np.diff(places) != 1).any())
         return IndexMap(
-            routes=self.routes,
-            table=LeafTable(orders, lanes),
+            routes=self.routes.numbered(places) if moved and self.routes is not None else self.routes,
+            table=LeafTable([leaf.order(lanes, runs) for leaf, runs in map(own.__getitem__, numbers)], lanes),
             passes=self.passes,
             same_pass=self.same_pass,
             samples=self.items(),
@@ -320,7 +327,8 @@ class _Graph:
 
     Attributes:
         hosts: Number of hosts, for blends that choose once per step.
-        resolved: The leaves in document order, if already resolved.
+        resolved: The leaves by number, if already resolved.
+        numbered: Number and occurrence number of each leaf, in document order, if it does not determine them.
         planned: Parts with planned items of several samples.
         runs: For each leaf by number, whether lanes read contiguous runs.
         ragged: Whether consecutive items may be batches of different datasets or groups, with different shapes.
@@ -329,6 +337,7 @@ class _Graph:
     lanes: int
     hosts: int
     resolved: Sequence[Resolved] | None = None
+    numbered: Iterator[tuple[int, str]] | None = None
     leaves: list[LeafPart] = field(default_factory=list[LeafPart])
     feeds: list[Feed] = field(default_factory=list[Feed])
     parts_of: list[IndexPart] = field(default_factory=list["IndexPart"])
@@ -422,14 +431,17 @@ class Lowering:
 
     def leaf(self, node: LeafNode) -> IndexPart:
         graph = self.graph
-        occurrence = graph.seen[node.identity]
+        if graph.numbered is None:
+            number, occurrence = len(graph.leaves), str(graph.seen[node.identity])
+        else:
+            number, occurrence = next(graph.numbered)
         graph.seen[node.identity] += 1
         part = LeafPart(
             node=node,
-            resolved=node.resolve() if graph.resolved is None else graph.resolved[len(graph.leaves)],
-            key=(*node.identity, str(occurrence)),
+            resolved=node.resolve() if graph.resolved is None else graph.resolved[number],
+            key=(*node.identity, occurrence),
             seed=self.seed,
-            number=len(graph.leaves),
+            number=number,
             in_lane=self.in_lane,
         )
         graph.leaves.append(part)
@@ -453,12 +465,13 @@ class Lowering:
             return part.operator
         if self.endless if endless is None else endless:
             part.repeat_forever()
-        graph = self.graph
+        graph, numbers = self.graph, part.numbers()
+        sizes = {leaf.number: len(leaf.resolved.source) for leaf in part.leaves}
         feed = Feed(
             index=len(graph.feeds),
             order=part.index_map(graph.lanes),
-            first_leaf=part.leaves[0].number,
-            leaf_sizes=tuple(len(leaf.resolved.source) for leaf in part.leaves),
+            leaves=tuple(numbers),
+            leaf_sizes=tuple(sizes[number] for number in numbers),
             lanes=graph.lanes,
             stripe=1 if part.passes is None else self.stripe if stripe is None else stripe,
         )
@@ -510,6 +523,7 @@ def compile_dataset(
     cache_pool: CachePool | None = None,
     resolved: Sequence[Resolved] | None = None,
     begins: Sequence[npt.NDArray[np.int64]] = (),
+    numbered: Sequence[tuple[int, str]] | None = None,
 ) -> StreamSpec:
     """Resolve a dataset into everything that determines its stream.
 
@@ -517,8 +531,10 @@ def compile_dataset(
         dataset: Outermost node.
         hosts: Number of hosts, for the default of `lanes`. Default: from the dataset's `worker_config`.
         cache_pool: The `cache` of hooks; None: that of their task encoder.
-        resolved: The leaves in document order, if they are already resolved.
+        resolved: The leaves by number, if they are already resolved.
         begins: See `Lowering.begins`.
+        numbered: Number and occurrence number (the last part of its key) of each leaf, in document order. A leaf may be
+            there several times. Default: both are counted.
 
     Raises:
         ConfigError: The nodes do not fit together, or the configuration of a leaf is invalid.
@@ -526,7 +542,7 @@ def compile_dataset(
     """
     hosts = hosts or dataset.worker_config.world_size
     settings, steps = settings_of(dataset), Steps.over(dataset)
-    to, part = _lowered(steps, settings, hosts, resolved, tuple(begins))
+    to, part = _lowered(steps, settings, hosts, resolved, tuple(begins), numbered)
     lanes, step_items = to.lanes, hosts * (1 if steps.batch is None else steps.batch.size)
     _check_balance(steps, part)
     _repeat_for_limit(part, steps, step_items, lanes)
@@ -535,11 +551,12 @@ def compile_dataset(
         part.same_pass = same_pass = part.same_pass or same_pass
     epoch = min((length(part.items(), step_items) for length in steps.epochs), default=None)
     index_map, program, runs = _order_of(part, to, steps)
+    leaves = {leaf.number: leaf for leaf in reversed(to.graph.leaves)}
     return StreamSpec(
         seed=settings.key,
         written_seed=(settings.seed, settings.seed_offset),
         lanes=lanes,
-        leaves=tuple(leaf.spec(lanes, runs[leaf.number], cache_pool) for leaf in to.graph.leaves),
+        leaves=tuple(leaf.spec(lanes, runs[number], cache_pool) for number, leaf in sorted(leaves.items())),
         index_map=index_map,
         program=program,
         mixture=part.mixture,
@@ -551,6 +568,7 @@ def compile_dataset(
         ragged=to.graph.ragged and steps.batch is None,
         cache_pool=cache_pool,
         observers=tuple(steps.observers.values()),
+        document=None if numbered is None else tuple(leaf.number for leaf in to.graph.leaves),
     )
 
 
@@ -560,11 +578,12 @@ def _lowered(
     hosts: int,
     resolved: Sequence[Resolved] | None,
     begins: tuple[npt.NDArray[np.int64], ...],
+    numbered: Sequence[tuple[int, str]] | None,
 ) -> tuple[Lowering, Part]:
     """Lower the nodes below the steps, with the lanes of the run."""
     seed = settings.key if steps.seed is None else steps.seed
     lanes = settings.lanes or math.lcm(DEFAULT_LANES, hosts)
-    graph = _Graph(lanes, hosts, resolved)
+    graph = _Graph(lanes, hosts, resolved, None if numbered is None else iter(numbered))
     to = Lowering(graph=graph, seed=seed, endless=steps.repeat is not None, begins=begins)
     part = steps.below.lower(to)
     if settings.lanes is None and isinstance(part, LanePart) and part.operator.finite:

@@ -12,6 +12,7 @@ A restore key is nested tuples (lists, after a round trip through JSON):
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -149,9 +150,9 @@ class SampleRestorer:
 
     def _draws(self, samples: tuple[tuple[int, int], ...]) -> Draws:
         """The draws of samples of one index map, from the leaf and child position of each."""
-        order, first = self._order_of(samples[0][0])
+        order, numbers = self._order_of(samples[0][0])
         leaves, positions = np.array(samples, np.int64).T
-        draws = order.draw_children((leaves - first).astype(np.int32), positions)
+        draws = order.draw_children(np.searchsorted(numbers, leaves).astype(np.int32), positions)
         return replace(draws, leaf=leaves.astype(np.int32))
 
     def _made(self, draws: Draws, step: int | None) -> Any:
@@ -176,13 +177,12 @@ class SampleRestorer:
                 f"{dropped.error}); hooks must return the same results each time they see a sample"
             ) from error
 
-    def _order_of(self, leaf: int) -> tuple[IndexMap, int]:
-        """The index map of a leaf, and the number of its first leaf."""
+    def _order_of(self, leaf: int) -> tuple[IndexMap, Sequence[int]]:
+        """The index map of a leaf, and the numbers of its leaves."""
         if self._spec.program is None:
-            return self._spec.order, 0
-        feeds = self._spec.program.feeds
-        feed = max((feed for feed in feeds if feed.first_leaf <= leaf), key=lambda feed: feed.first_leaf)
-        return feed.order, feed.first_leaf
+            return self._spec.order, range(len(self._spec.leaves))
+        feed = next(feed for feed in self._spec.program.feeds if leaf in feed.leaves)
+        return feed.order, feed.leaves
 
     def _item(self, pass_number: int, lane: int, reference: Any, *, step: int | None) -> Any:
         assert self._spec.program is not None

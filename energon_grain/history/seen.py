@@ -131,11 +131,16 @@ class _Counting:
 
     def known_place(self, place: Progress) -> None:
         """Count what the lanes took until a place, except what they hold."""
-        program = self.run.spec.program
+        program, document = self.run.spec.program, self.run.spec.document
+        if document is not None and document != tuple(range(len(document))):
+            raise StateError(
+                "seen: datasets were moved in this run, or added to blends that others follow, and their uses are not "
+                "counted yet; `when` finds the uses of one sample"
+            )
         feeds = (
             [(-1, self.run.spec.order, 1, 0)]
             if program is None
-            else [(feed.index, feed.order, feed.stripe, feed.first_leaf) for feed in program.feeds]
+            else [(feed.index, feed.order, feed.stripe, feed.leaves[0]) for feed in program.feeds]
         )
         for number, order, stripe, first in feeds:
             taken = taken_at(self.run, place, number)

@@ -171,9 +171,8 @@ class UncertainUses:
         """The feed of a leaf, its order, the size of its stripes, and the number of its first leaf."""
         if self.run.spec.program is None:
             return -1, self.run.spec.order, 1, 0
-        feeds = self.run.spec.program.feeds
-        feed = max((feed for feed in feeds if feed.first_leaf <= leaf), key=lambda feed: feed.first_leaf)
-        return feed.index, feed.order, feed.stripe, feed.first_leaf
+        feed = next(feed for feed in self.run.spec.program.feeds if leaf in feed.leaves)
+        return feed.index, feed.order, feed.stripe, leaf - feed.leaves.index(leaf)
 
     def _reached(self, order: IndexMap, taken: Taken, stripe: int) -> int:
         """A position behind all that the lanes of this host took."""

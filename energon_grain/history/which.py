@@ -91,6 +91,7 @@ class Question:
     def answers(self) -> dict[int, StepSamples]:
         """The samples of all steps, from a walk through the run."""
         spec = self.run.spec
+        self._check_hosts()
         if spec.program is not None and _hides(spec.program.root.reference_form):
             raise StateError(
                 f"which({self.step}): a stream-to-stream function (IterMapDataset) makes items of this dataset, and "
@@ -111,6 +112,15 @@ class Question:
         for samples in found.values():
             samples.read = read
         return found
+
+    def _check_hosts(self) -> None:
+        """Refuse to replay the lanes of other hosts in an amended run. Raises StateError."""
+        if self.run.spec.described_by is not None and self.run.share.hosts > 1:
+            raise StateError(
+                f"which({self.step}): the mixture of this run was amended, and samples were dropped or held, so a host "
+                f"knows where amendments begin in its own lanes only; restore the state of all hosts on one host, and "
+                f"call this there"
+            )
 
     def is_arithmetic(self, first: int) -> bool:
         """Whether the current place and arithmetic suffice, from a step on."""

@@ -29,7 +29,7 @@ from energon_grain.stream.index_map import EqualPasses
 from energon_grain.stream.observer import Outlet
 from energon_grain.stream.passes import PassPlan, Share, places_of
 from energon_grain.stream.stage import PureStage
-from energon_grain.stream.stream import config_to_run
+from energon_grain.stream.stream import OnChange, config_to_run
 from energon_grain.watch.loader_stats import LoaderStats
 from energon_grain.watch.statistics import Statistics
 from energon_grain.watch.stream import Stream
@@ -300,12 +300,15 @@ class BatchIterDataset(grain.IterDataset[EncodedBatch]):
 
     Args:
         dataset: Result of `get_train_dataset` or `get_val_dataset`.
+        on_change: If a state that is set belongs to another mixture, as in `get_savable_loader`; not below
+            `mp_prefetch` and `multithread_prefetch`.
     """
 
-    def __init__(self, dataset: SavableDataset[EncodedBatch]) -> None:
+    def __init__(self, dataset: SavableDataset[EncodedBatch], *, on_change: OnChange = "refuse") -> None:
         super().__init__()
         config_to_run(dataset, None)  # raises if it is not a dataset
         self._dataset = dataset
+        self._on_change: OnChange = on_change
         self._steps = slice(0, None, 1)
 
     def __iter__(self) -> PipelineLoader[EncodedBatch]:
@@ -316,6 +319,7 @@ class BatchIterDataset(grain.IterDataset[EncodedBatch]):
         else:
             spec = self._dataset.compiled(hosts=config.world_size)
             stream = Stream.of_steps(spec, config, first=first, readers=readers)
+        stream.on_change = self._on_change
         return PipelineLoader(stream, str(self))
 
     def __str__(self) -> str:

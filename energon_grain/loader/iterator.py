@@ -144,6 +144,7 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
     """
 
     _framework: ClassVar[str] = "`jax.distributed`"
+    _sys: ClassVar[Any] = sys
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
@@ -166,8 +167,11 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
             raise
 
     def get_state(self) -> Cursor:
-        """Return the state after the last delivered batch; cheap enough to call after each batch."""
-        return self._stream.cursor()
+        """Return the state after the last delivered batch; cheap enough to call after each batch.
+
+        With `on_change="amend"` it contains the settings that a later change is compared with.
+        """
+        return self._stream.cursor(with_manifest=self._stream.on_change == "amend")
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Move to a saved position. Raises the errors of `Stream.restore`."""
@@ -215,6 +219,8 @@ class SavableDataLoader(StreamLoader[Item], DatasetIterator):
 
     def close(self) -> None:
         """Stop threads and processes, and release files. Further `next` calls raise ValueError."""
+        if self._sys.is_finalizing():  # Grain's iterators close their parents when deleted, after all modules
+            return
         self._release()
         DatasetIterator.close(self)
 

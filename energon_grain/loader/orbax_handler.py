@@ -17,7 +17,7 @@ from energon_grain.errors import public
 from energon_grain.extras import needed_for
 from energon_grain.loader.checkpoint_file import read_state, write_state
 from energon_grain.loader.iterator import SavableDataLoader, check_loader, gather_over_jax, is_primary
-from energon_grain.stream.stream import OnChange
+from energon_grain.stream.stream import Held, OnChange
 
 with needed_for("saving with Orbax"):
     import orbax.checkpoint as ocp
@@ -44,7 +44,11 @@ class EnergonCheckpointHandler(ocp.CheckpointHandler):
             StateError: The state cannot be continued.
         """
         args.item.restore_state_rank(
-            read_state(directory), allow_changes=args.allow_changes, on_change=args.on_change, note=args.note
+            read_state(directory),
+            allow_changes=args.allow_changes,
+            on_change=args.on_change,
+            note=args.note,
+            held=args.held,
         )
         args.item.start_prefetch()
         return args.item
@@ -79,12 +83,14 @@ class EnergonCheckpointRestore(ocp.args.CheckpointArgs):
         allow_changes: The older spelling of `on_change="position"`.
         on_change: As in `SavableDataLoader.restore_state_rank`.
         note: Reason for the change.
+        held: As in `SavableDataLoader.restore_state_rank`.
     """
 
     item: SavableDataLoader
     allow_changes: bool = False
     on_change: OnChange | None = None
     note: str = ""
+    held: Held = "deliver"
 
     def __post_init__(self) -> None:
         check_loader(type(self).__name__, self.item)

@@ -6,6 +6,7 @@ This module has the simplest ones, concatenations and limited passes, which are 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -87,11 +88,12 @@ class RouteTree:
         folds: whether a router of the tree is a fold.
     """
 
-    __slots__ = ("_children", "_router", "folds", "leaves", "runs")
+    __slots__ = ("_children", "_numbers", "_router", "folds", "leaves", "runs")
 
     def __init__(self, router: Router, children: Sequence[RouteTree | None]) -> None:
         """Combine a router with its children, in order. None is a leaf."""
         self._router = router
+        self._numbers: npt.NDArray[np.int32] | None = None
         self._children: list[tuple[int, RouteTree | None]] = []  # with the number of the first leaf
         runs: list[bool] = []
         for child in children:
@@ -121,13 +123,34 @@ class RouteTree:
             if tree and len(here):
                 leaves, below[here] = tree.route(below[here])
                 leaf[here] = start + leaves
-        return leaf, below
+        return leaf if self._numbers is None else self._numbers[leaf], below
+
+    def numbered(self, numbers: npt.NDArray[np.intp]) -> RouteTree:
+        """Return the same tree with other numbers of its leaves, from left to right; several may have the same."""
+        other = copy.copy(self)
+        other._numbers = numbers.astype(np.int32)
+        return other
+
+    def over(self, router: Router, children: Sequence[RouteTree | None]) -> RouteTree:
+        """Return a tree with another router and children, and the same numbers of leaves."""
+        tree = RouteTree(router, children)
+        tree._numbers = self._numbers
+        return tree
 
     def position_of(self, leaf: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Undo `route`: the position of each position in a leaf's stream, int64 (k,); -1: it has none.
 
         Raises ConfigError if a router of the tree is not an `InvertibleRouter`.
         """
+        if self._numbers is None:
+            return self._position_of(leaf, below)
+        position = np.full(below.size, -1, dtype=np.int64)
+        for place, number in enumerate(self._numbers.tolist()):
+            here = np.flatnonzero((leaf == number) & (position < 0))
+            position[here] = self._position_of(np.full(len(here), place, np.int32), below[here])
+        return position
+
+    def _position_of(self, leaf: npt.NDArray[np.int32], below: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if not isinstance(self._router, InvertibleRouter):
             raise ConfigError(f"{type(self._router).__name__} has no `position_of`, so positions cannot be found")
         child = np.searchsorted([first for first, _ in self._children], leaf, side="right") - 1

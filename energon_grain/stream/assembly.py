@@ -361,7 +361,7 @@ def lane_context(
     def leaf_of(position: Position) -> int:
         feed = program.feeds[position[0]]
         if len(feed.leaf_sizes) == 1:
-            return feed.first_leaf
+            return feed.leaves[0]
         return int(feed.draw(np.array([position[1]])).leaf[0])
 
     return LaneContext(

@@ -166,13 +166,13 @@ class Feed(LaneOperator):
 
     Attributes:
         order: Maps positions to draws of this feed's leaves, counted from 0.
-        first_leaf: Number of its first leaf among all leaves.
+        leaves: Number of each of its leaves among all leaves, ascending.
         stripe: S.
     """
 
     index: int
     order: IndexMap
-    first_leaf: int
+    leaves: tuple[int, ...]
     leaf_sizes: tuple[int, ...]
     lanes: int
     stripe: int
@@ -205,7 +205,10 @@ class Feed(LaneOperator):
     def draw(self, positions: npt.NDArray[np.int64]) -> Draws:
         """Draws of positions in the sequence of all passes. Leaves are numbered over all leaves of the stream."""
         draws = self.order.draw_in_stream(positions)
-        return replace(draws, leaf=draws.leaf + np.int32(self.first_leaf))
+        first = self.leaves[0]
+        if self.leaves[-1] - first + 1 == len(self.leaves):
+            return replace(draws, leaf=draws.leaf + np.int32(first))
+        return replace(draws, leaf=np.array(self.leaves, np.int32)[draws.leaf])
 
     def open(self, lane: Lane, state: State | None) -> Items:
         return lane.reader.open(self, lane, state)

@@ -241,6 +241,7 @@ class StreamSpec:
         observers: Functions that make the observers of each stream.
         timed: Whether stages measure their times for an observer.
         described_by: The manifest of the configuration, if the run was amended.
+        document: Number of each leaf of `mixture`, if the run was amended; None: 0, 1, 2, …
     """
 
     seed: int
@@ -260,6 +261,7 @@ class StreamSpec:
     observers: tuple[Callable[[], Observer], ...] = ()
     timed: bool = True
     described_by: Mapping[str, Any] | None = None
+    document: tuple[int, ...] | None = None
 
     @property
     def order(self) -> IndexMap:

@@ -75,6 +75,8 @@ from energon_grain.stream.workers import (
 _logger = logging.getLogger("energon_grain")
 OnChange = Literal["refuse", "amend", "position"]
 """If a saved state belongs to another configuration or to other data."""
+Held = Literal["deliver", "drop"]
+"""The fate of samples of removed datasets that lanes hold."""
 
 
 class Runnable(Protocol):
@@ -581,6 +583,7 @@ class Stream:
         allow_changes: bool = False,
         on_change: OnChange | None = None,
         note: str = "",
+        held: Held = "deliver",
     ) -> None:
         """Go to the place of a cursor, saved on any number of hosts with any batch size.
 
@@ -591,6 +594,7 @@ class Stream:
                 every dataset of the mixture where it is, with the present weights; or "position", continue at the same
                 position of the changed stream, which repeats and loses samples. Default: the stream's own `on_change`.
             note: Reason of the change, for the list of amendments.
+            held: The fate of samples of removed datasets that lanes hold, in packs or groups.
 
         Raises:
             StateError: The cursor is malformed or cannot be continued.
@@ -603,42 +607,58 @@ class Stream:
         on_change = "position" if allow_changes else on_change or self.on_change
         if on_change not in ("refuse", "amend", "position"):
             raise ConfigError(f"on_change={on_change!r}: expected 'refuse', 'amend' or 'position'")
-        spec, amendments, changed = self._plain, None, on_change == "position"
+        changed = on_change == "position"
         checked = cursor if changed else check_lanes(cursor, self.share)
         same = checked.get("fingerprint") == self._fingerprint
         if on_change == "refuse":
-            check_fingerprint(checked, self._fingerprint, spec.manifest())
+            check_fingerprint(checked, self._fingerprint, self._plain.manifest())
         if not changed:
-            check_order(checked, spec)
+            check_order(checked, self._plain)
         if not changed and ("amendments" in checked or not same):
-            found = self._amended(AMENDED_BY_STATE, checked, self.share, same=same, note=note)
-            spec, amendments = (spec, None) if found is None else (found.spec, found.amendments)
-        plan = PassPlan.of(spec, self.share.hosts)
-        progress = restored(cursor, spec, self.share, plan, allow_changes=changed)
+            found = self._amended(AMENDED_BY_STATE, checked, self.share, same=same, note=note, held=held)
+        else:
+            plan = PassPlan.of(self._plain, self.share.hosts)
+            found = restored(cursor, self._plain, self.share, plan, allow_changes=changed)
         with self.turn:
-            self._switch(spec)
-            self.amendments = amendments
-            if not changed and spec.folds:
+            progress = self._switch_to(found)
+            if not changed and self.spec.folds:
                 self._stop()  # reading ahead plans, too
-                remember_plans(cursor, spec)
-            self._go_to(progress)
+                remember_plans(cursor, self.spec)
+            self._go_to_amended(found, progress)
             self._run.restored(progress, dict(cursor), changed=changed)
 
     def amend(self, **change: Any) -> None:
         """Change the mixture from the next step on. See `amendments.live.amended_now`."""
         self._require_own_process("change the mixture")
         with self.turn:
-            progress, before = self._progress, self.cursor() if self.spec.folds else None
-            found = self._amended(AMENDED_NOW, self.amendments, self.share, progress, running=self.spec, **change)
-            self._switch(found.spec)
+            before = self.cursor() if self.spec.folds else None
+            found = self._amended(AMENDED_NOW, self.amendments, self.share, self._progress, running=self.spec, **change)
+            progress = self._switch_to(found)
             if before is not None:
-                remember_plans(before, found.spec)
-            self.amendments = found.amendments
-            self._go_to(progress)
+                remember_plans(before, self.spec)
+            self._go_to_amended(found, progress)
+            self._run.save(progress)
+
+    def _switch_to(self, found: Any) -> Progress:
+        """Run an amended stream, or the configuration if `found` is a place of it; return the place."""
+        plain = isinstance(found, Progress)
+        self._switch(self._plain if plain else found.spec)
+        self.amendments = None if plain else found.amendments
+        return found if plain else found.progress
+
+    def _go_to_amended(self, found: Any, progress: Progress) -> None:
+        """Go to the place of a stream that was switched to, and report held samples that were dropped."""
+        self._go_to(progress)
+        for dropped in () if isinstance(found, Progress) else found.dropped:
+            self.outlet.dropped(progress.step - 1, dropped)  # counts of steps to come begin again with them
 
     def _amended(self, how: str, *arguments: Any, **options: Any) -> Any:
         if self.dataset is None:
-            raise StateError("the mixture of a stream that is read by workers of a DataLoader cannot be amended")
+            raise StateError(
+                "several processes take the steps of this stream in turns (workers of a DataLoader, mp_prefetch), and "
+                "none knows the step at which all of them would change the mixture: restore with one process, or use "
+                "get_savable_loader, which has its own workers"
+            )
         return extension(how)(self.dataset, self._plain, *arguments, any_host=self.config.any_host, **options)
 
     def seek(self, step: int) -> None:

@@ -597,3 +597,19 @@ def test_an_elastic_iterator_of_samples_is_ours_to_replace(train: Train) -> None
     ]
     first = [next(iter(shard)) for shard in shards]
     assert [batch["number"].shape for batch in first] == [(2, 4), (2, 4)]
+
+
+def test_a_script_that_ends_with_an_open_iterator(
+    text_dataset: Callable[..., Path], run_script: Callable[..., Any]
+) -> None:
+    """Grain closes what is below an iterator when it is deleted, after all modules are gone."""
+    source = """
+import sys
+from energon_grain import get_train_dataset
+from energon_grain.loader import BatchIterDataset
+made = get_train_dataset(sys.argv[1], batch_size=4, shuffle_buffer_size=8, max_samples_per_sequence=4)
+batches = iter(BatchIterDataset(made).map(lambda batch: batch))
+print(len(next(batches).__key__))
+"""
+    ended = run_script(source, text_dataset(n=100))
+    assert (ended.stdout.strip(), ended.stderr) == ("4", "")
