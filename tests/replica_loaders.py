@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -178,6 +179,16 @@ def _serve(pipe: Connection, path: Path, folder: Path, rank: int, count: int, nu
         try:
             found = [rows(next(loader)) for _ in range(*arguments)] if what == "steps" else None
             found = json.loads(json.dumps(loader.save_state_rank())) if what == "state" else found
+            found = _forked() if what == "fork" else found
         except Exception as error:
             found = f"{type(error).__name__}: {error}"
         pipe.send((found, time.monotonic() - began))
+
+
+def _forked() -> int:
+    """Fork a process that outlives this one."""
+    child = os.fork()
+    if not child:
+        time.sleep(PATIENCE_S)
+        os._exit(0)
+    return child

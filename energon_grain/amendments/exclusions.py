@@ -584,3 +584,11 @@ class ExcludingMap(IndexMap):
         for each in self.dropped:
             leaf[each.among(leaf, draws.index, positions)] = each.twin
         return dataclasses.replace(draws, leaf=leaf)
+
+    def drops(self, leaf: int, index: int, positions: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether items at positions over all passes, (n,), drop a sample of a leaf because it is excluded."""
+        leaves, indices = np.full(len(positions), leaf, np.int32), np.full(len(positions), index, np.int64)
+        found = np.zeros(len(positions), np.bool_)
+        for each in self.dropped:
+            found[each.among(leaves, indices, positions)] = True
+        return found

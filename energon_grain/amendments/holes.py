@@ -111,10 +111,11 @@ class Holes:
         begins: Int64Array | None = None,
     ) -> None:
         self._arguments = order, lanes, tuple(excluded)
-        self._lanes, self._table = lanes, LeafTable([order], lanes)
+        self.lanes, self._table = lanes, LeafTable([order], lanes)
         self._passes = order.passes if order.shuffle else 1
         self._samples = np.concatenate([samples for samples, _ in excluded])
         self._entry = np.repeat(np.arange(len(excluded)), [len(samples) for samples, _ in excluded])
+        self._ascending = np.argsort(self._samples)
         laps = max(1, _HOLES_AT_ONCE // max(1, self._passes * len(self._samples)))
         self._laps, self._length = laps, laps * order.n * self._passes
         self._begins = np.zeros((len(excluded), lanes), np.int64) if begins is None else begins  # rounds of the leaf
@@ -131,8 +132,8 @@ class Holes:
 
     def route(self, position: Int64Array) -> Routes:
         """Return child 0 and its position at each position (at least 0, any order)."""
-        draws = position // self._lanes
-        lane = position - draws * self._lanes
+        draws = position // self.lanes
+        lane = position - draws * self.lanes
         child = np.zeros(position.size, np.int32)
         if not position.size:
             return child, position
@@ -140,19 +141,19 @@ class Holes:
         stretch = self._at(low)
         if int(stretch.ends.min()) > high:
             return child, self._inside(stretch, position, draws, lane, (low, high))
-        return child, self.rounds(draws, lane) * self._lanes + lane
+        return child, self.rounds(draws, lane) * self.lanes + lane
 
     def _inside(
         self, stretch: _Stretch, position: Int64Array, draws: Int64Array, lane: Int64Array, ends: tuple[int, int]
     ) -> Int64Array:
         """Positions of the leaf, where all draws are in one stretch: most lanes have no hole between two draws."""
-        lanes = np.arange(self._lanes)
-        first, last = (stretch.holes(np.full(self._lanes, draw), lanes) for draw in ends)
-        child = position + (first * self._lanes)[lane]
+        lanes = np.arange(self.lanes)
+        first, last = (stretch.holes(np.full(self.lanes, draw), lanes) for draw in ends)
+        child = position + (first * self.lanes)[lane]
         more = first != last
         if more.any():
             here = np.flatnonzero(more[lane])
-            child[here] = position[here] + stretch.holes(draws[here], lane[here]) * self._lanes
+            child[here] = position[here] + stretch.holes(draws[here], lane[here]) * self.lanes
         return child
 
     def rounds(self, draws: Int64Array, lane: Int64Array) -> Int64Array:
@@ -165,38 +166,52 @@ class Holes:
             holes[here] = stretch.holes(draws[here], lane[here])
         return draws + holes
 
-    def position_of(self, child: Int64Array) -> Int64Array:
+    def position_of(self, child: npt.NDArray[np.int32], below: Int64Array) -> Int64Array:
         """Undo `route`: the position of each position of the leaf, (n,); `NEVER` where it is a hole."""
-        rounds = child // self._lanes
-        lane = child - rounds * self._lanes
-        stretches = child // self._length
-        found = np.empty_like(child)
+        del child  # there is one
+        rounds = below // self.lanes
+        lane = below - rounds * self.lanes
+        found = np.full(below.size, NEVER, np.int64)
+        drawn = np.flatnonzero(~self._is_hole(below, rounds, lane))
+        stretches = below[drawn] // self._length
         for number in np.unique(stretches).tolist():
-            here = np.flatnonzero(stretches == number)
-            stretch = self._stretch(number)
-            draws, hole = self._draws(stretch, rounds[here], lane[here])
-            found[here] = np.where(hole, NEVER, draws * self._lanes + lane[here])
+            here = drawn[stretches == number]
+            draws = self._draws(self._stretch(number), rounds[here], lane[here])
+            found[here] = draws * self.lanes + lane[here]
         return found
+
+    def before(self, rounds: Int64Array) -> Int64Array:
+        """The holes of each lane l before round `rounds[l]`, (L,): their positions in the leaf."""
+        parts = [np.zeros(0, np.int64)]
+        for number in range(-(-int(rounds.max()) * self.lanes // self._length)):
+            stretch = self._stretch(number)
+            lane = np.repeat(np.arange(self.lanes), np.diff(stretch.first))
+            here = stretch.rounds < rounds[lane]
+            parts.append(stretch.rounds[here] * self.lanes + lane[here])
+        return np.concatenate(parts)
+
+    def _is_hole(self, below: Int64Array, rounds: Int64Array, lane: Int64Array) -> npt.NDArray[np.bool_]:
+        """Whether positions of the leaf are passed over. Takes no time for the laps before them."""
+        index, _ = self._table.draw(0, below)
+        place = np.searchsorted(self._samples, index, sorter=self._ascending)
+        which = self._ascending[np.minimum(place, len(self._samples) - 1)]
+        return (self._samples[which] == index) & (rounds >= self._begins[self._entry[which], lane])
 
     def used(self, entry: int) -> int:
         """How many samples of an entry were drawn in the lap that was in progress where it begins."""
         begin = self._begins[entry]
-        lap = int((begin * self._lanes + np.arange(self._lanes)).min()) // (self._length // self._laps)
+        lap = int((begin * self.lanes + np.arange(self.lanes)).min()) // (self._length // self._laps)
         epochs = np.arange(lap * self._passes, (lap + 1) * self._passes)
         samples = np.tile(self._samples[self._entry == entry], len(epochs))
         child = self._table.position_of(0, samples, np.repeat(epochs, len(samples) // len(epochs)))
-        return len(np.unique(samples[child // self._lanes < begin[child % self._lanes]]))
+        return len(np.unique(samples[child // self.lanes < begin[child % self.lanes]]))
 
-    def _draws(
-        self, stretch: _Stretch, rounds: Int64Array, lane: Int64Array
-    ) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-        """Draws of a lane before rounds of a stretch, and whether the rounds are holes."""
+    def _draws(self, stretch: _Stretch, rounds: Int64Array, lane: Int64Array) -> Int64Array:
+        """Draws of a lane before rounds of a stretch that are no holes."""
         span = int(stretch.rounds.max(initial=0)) + 2
-        keys = np.repeat(np.arange(self._lanes), np.diff(stretch.first)) * span + stretch.rounds
-        wanted = lane * span + np.minimum(rounds, span - 1)
-        place = np.searchsorted(keys, wanted)
-        hole = (keys[np.minimum(place, len(keys) - 1)] == wanted) if len(keys) else np.zeros(len(wanted), np.bool_)
-        return rounds - stretch.before[lane] - (place - stretch.first[lane]), hole
+        keys = np.repeat(np.arange(self.lanes), np.diff(stretch.first)) * span + stretch.rounds
+        place = np.searchsorted(keys, lane * span + np.minimum(rounds, span - 1))
+        return rounds - stretch.before[lane] - (place - stretch.first[lane])
 
     def _at(self, draw: int) -> _Stretch:
         """The last stretch that every lane has begun at a draw."""
@@ -213,20 +228,20 @@ class Holes:
             return self._made(number) if found is None else found
 
     def _made(self, number: int) -> _Stretch:
-        before, lanes = self._before[number], np.arange(self._lanes)
+        before, lanes = self._before[number], np.arange(self.lanes)
         first_lap = number * self._laps
         epochs = np.arange(first_lap * self._passes, (first_lap + self._laps) * self._passes)
         child = self._table.position_of(0, np.tile(self._samples, len(epochs)), np.repeat(epochs, len(self._samples)))
         entry = np.tile(self._entry, len(epochs))
-        rounds = child // self._lanes
-        lane = child - rounds * self._lanes
+        rounds = child // self.lanes
+        lane = child - rounds * self.lanes
         real = np.flatnonzero(rounds >= self._begins[entry, lane])
         real = real[np.lexsort((rounds[real], lane[real]))]
         rounds, lane = rounds[real], lane[real]
-        first = np.searchsorted(lane, np.arange(self._lanes + 1))
+        first = np.searchsorted(lane, np.arange(self.lanes + 1))
         holes = before + np.diff(first)
-        starts = (number * self._length - lanes + self._lanes - 1) // self._lanes - before
-        ends = ((number + 1) * self._length - lanes + self._lanes - 1) // self._lanes - holes
+        starts = (number * self._length - lanes + self.lanes - 1) // self.lanes - before
+        ends = ((number + 1) * self._length - lanes + self.lanes - 1) // self.lanes - holes
         low = int(starts.min())
         span = int(ends.max()) - low + 2
         slots = rounds - before[lane] - (np.arange(len(lane)) - first[lane])

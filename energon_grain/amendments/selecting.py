@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import AmendmentError
 from energon_grain.samplers.expression import Expression
-from energon_grain.sources.rows import SelectedSource, rows_of
+from energon_grain.sources.rows import Rows, SelectedSource, rows_of
 from energon_grain.sources.source import Source
 
 Int64Array = npt.NDArray[np.int64]
@@ -186,12 +186,28 @@ def where(source: Source, condition: str) -> Int64Array:
     return np.concatenate(found)
 
 
-def _find(source: Source, names: list[str]) -> dict[str, Int64Array]:
-    """The samples with a key, or of a shard, or both as `<shard>/<key>`, by name, as far as there are any."""
-    rows = rows_of(source)
+def _find(source: Source, names: Sequence[str]) -> dict[str, Int64Array]:
+    """The samples with a key, or of a shard, or both as `<shard>/<key>`, by name, as far as there are any.
+
+    Shards of a join are those of its first member.
+    """
+    rows: Any = rows_of(source)
     if rows is None:
         return _scanned(source, names)
     assert isinstance(source, SelectedSource)
+    primary: Any = next(iter(getattr(rows, "members", ())), source)
+    files = rows_of(primary)
+    numbers, keys = ({}, names) if files is None else _of_shards(files, names)
+    if primary is not source:
+        total = sum(rows.shard_counts.values())
+        numbers = _matched(indices_of(primary, numbers), total, lambda at: rows.samples(at)[:, 0])
+    for key in keys:
+        numbers[key] = np.array(rows.find(key), np.int64)
+    return indices_of(source, numbers)
+
+
+def _of_shards(rows: Rows, names: Sequence[str]) -> tuple[dict[str, Int64Array], list[str]]:
+    """The rows of shards, and of keys in shards, by name; and the names that are neither."""
     counts = rows.shard_counts
     ends = np.cumsum(list(counts.values()))
     firsts = dict(zip(counts, (ends - list(counts.values())).tolist(), strict=True))
@@ -206,9 +222,7 @@ def _find(source: Source, names: list[str]) -> dict[str, Int64Array]:
             numbers[name] = own[[each == key for each in rows.keys(own)]]
         else:
             keys.append(name)
-    for key in keys:
-        numbers[key] = np.array(rows.find(key), np.int64)
-    return indices_of(source, numbers)
+    return numbers, keys
 
 
 def _shard_in(name: str, counts: Mapping[str, int]) -> str | None:
@@ -223,6 +237,13 @@ def _shard_in(name: str, counts: Mapping[str, int]) -> str | None:
 
 def indices_of(source: SelectedSource, numbers: Mapping[str, Int64Array]) -> dict[str, Int64Array]:
     """The samples of a source among some rows of the data, by name, ascending; names without samples are absent."""
+    return _matched(numbers, len(source), source.numbers)
+
+
+def _matched(
+    numbers: Mapping[str, Int64Array], total: int, number_of: Callable[[Int64Array], Int64Array]
+) -> dict[str, Int64Array]:
+    """Which of `total` samples have some numbers, by name, ascending; names without samples are absent."""
     if not numbers:
         return {}
     owner = np.repeat(np.arange(len(numbers)), [len(each) for each in numbers.values()])
@@ -230,8 +251,8 @@ def indices_of(source: SelectedSource, numbers: Mapping[str, Int64Array]) -> dic
     order = np.argsort(wanted, kind="stable")
     wanted, owner = wanted[order], owner[order]
     parts: list[tuple[Int64Array, Int64Array]] = []
-    for begin in range(0, len(source) if wanted.size else 0, _AT_ONCE):
-        rows = source.numbers(np.arange(begin, min(begin + _AT_ONCE, len(source))))
+    for begin in range(0, total if wanted.size else 0, _AT_ONCE):
+        rows = number_of(np.arange(begin, min(begin + _AT_ONCE, total)))
         first, last = np.searchsorted(wanted, rows), np.searchsorted(wanted, rows, side="right")
         hit = np.flatnonzero(last > first)
         for shift in range(int((last - first).max(initial=0))):
@@ -248,7 +269,7 @@ def indices_of(source: SelectedSource, numbers: Mapping[str, Int64Array]) -> dic
     return found
 
 
-def _scanned(source: Source, keys: list[str]) -> dict[str, Int64Array]:
+def _scanned(source: Source, keys: Sequence[str]) -> dict[str, Int64Array]:
     """The samples with some keys, by reading all keys."""
     wanted = set(keys)
     found: dict[str, list[int]] = {}

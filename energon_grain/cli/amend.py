@@ -93,7 +93,7 @@ def amend(
     options. A change that cannot be made is an error that names the reason.
 
     Examples:
-        energon-grain checkpoint amend state.json --to mix.yaml -o new.json
+        energon-grain checkpoint amend state.json --to mix.yaml --dry-run
         energon-grain checkpoint amend state.json --to mix.yaml --exclude bad.txt
     """
     cursor = read_saved(state)

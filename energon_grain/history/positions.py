@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.amendments.exclusions import ExcludingMap
 from energon_grain.errors import ConfigError, StateError
 from energon_grain.history.prefixes import leaf_ends
 from energon_grain.history.uses import Use
@@ -72,6 +73,7 @@ class SampleOrder:
         self._packs = order.planned if isinstance(order.planned, PlannedPacks) else None
         if order.planned is not None and self._packs is None:
             raise StateError(f"when: {type(order.planned).__name__} has no inverse")
+        self._dropping = order if isinstance(order, ExcludingMap) else None
         self._order, self._leaf = order if self._packs is None else self._packs.child, leaf
         self.lap = leaf_order.passes if leaf_order.shuffle and not leaf_order.replacement else 1
         """Passes over the leaf that are shuffled as one."""
@@ -88,7 +90,16 @@ class SampleOrder:
         return (int(self._order.table.draw(self._leaf, last)[1].max()) // self.lap + 1) * self.lap
 
     def items_of(self, index: int, epochs: Int64Array) -> Placed:
-        """All places of a sample in some passes over its leaf. Raises StateError if the order has no inverse."""
+        """All places of a sample in some passes over its leaf, except where it is excluded.
+
+        Raises StateError if the order has no inverse.
+        """
+        placed = self._in_order(index, epochs)
+        if self._dropping is None:
+            return placed
+        return placed[np.flatnonzero(~self._dropping.drops(self._leaf, index, placed.item))]
+
+    def _in_order(self, index: int, epochs: Int64Array) -> Placed:
         leaf = np.full(len(epochs), self._leaf, np.int32)
         try:
             child = self._order.table.position_of(leaf, np.full(len(epochs), index, np.int64), epochs)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.amendments.epochs import EpochSegments
+from energon_grain.amendments.holes import Holes
 from energon_grain.samplers.blend import Blend, StepBlend, lane_rounds
 from energon_grain.samplers.epochized_blend import EpochizedBlend
 from energon_grain.samplers.routing import Concat, FoldingRouter, Limit, Router, RouteTree
@@ -152,6 +153,18 @@ def _(router: WindowShuffle, position: int, children: int) -> list[Prefix]:
     return _continued(router, start, position, [start])
 
 
+@of_children.register
+def _(router: Holes, position: int, children: int) -> list[Prefix]:
+    rounds = _rounds_behind(router, position)
+    return [_combined(Prefix.of_lanes(rounds), _none(), router.before(rounds))]
+
+
+def _rounds_behind(router: Holes, position: int) -> Int64Array:
+    """Rounds of the leaf until the last draw of each lane before a position, (L,)."""
+    draws = lane_rounds(position, router.lanes)
+    return np.where(draws > 0, router.rounds(np.maximum(draws - 1, 0), np.arange(router.lanes)) + 1, 0)
+
+
 @singledispatch
 def ends_of(router: Router, position: int, children: int) -> list[int]:
     """Positions of each child behind all those that positions before `position` use; fast, and not much too large."""
@@ -175,6 +188,11 @@ def _(router: Limit, position: int, children: int) -> list[int]:
 @ends_of.register
 def _(router: WindowShuffle, position: int, children: int) -> list[int]:
     return [position + router.window]
+
+
+@ends_of.register
+def _(router: Holes, position: int, children: int) -> list[int]:
+    return [int(_rounds_behind(router, position).max()) * router.lanes]
 
 
 def leaf_ends(tree: RouteTree | None, position: int) -> list[int]:

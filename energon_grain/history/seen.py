@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from energon_grain.amendments.exclusions import EXCLUDED
 from energon_grain.errors import StateError
 from energon_grain.history.positions import repeats_pass
 from energon_grain.history.prefixes import Prefix, leaves_of
@@ -100,6 +101,8 @@ class _Counting:
 
     def datasets(self) -> Iterator[SeenDataset]:
         for leaf, times in zip(self.run.spec.leaves, self.times, strict=True):
+            if leaf.key[0] == EXCLUDED:  # only drops samples of another leaf
+                continue
             source: Any = leaf.leaf.source
             keys = getattr(source, "keys", None)
             yield SeenDataset(name="/".join(leaf.key), dataset=str(source.path), times=times, keys=keys)

@@ -14,7 +14,7 @@ import energon_grain as eg
 from energon_grain.loader import to_device
 
 MIXTURE, RUN, STEPS = sys.argv[1], os.path.abspath(sys.argv[2]), int(sys.argv[3])
-GLOBAL_BATCH, SAVE_EVERY, LOG_EVERY, REWEIGHT_AT = 48, 20, 10, 60
+GLOBAL_BATCH, SAVE_EVERY, LOG_EVERY, REWEIGHT_AT, EXCLUDE_AT = 48, 20, 10, 60, 80
 CONTEXT, BYTES, MOST_DATASETS = 6, 80, 8
 
 
@@ -93,5 +93,7 @@ with ckpt, open(log, "a", 1) as log, eg.get_savable_loader(dataset, on_change="a
         if step == REWEIGHT_AT:  # the losses are of all hosts, so every host makes the same call
             weights = {name: loss for name, loss in by_dataset.items() if loss}
             loader.reweight(weights, note="shares by loss")
+        if step == EXCLUDE_AT:
+            loader.amend(exclude={"code": ["shard-000002.tar"]}, note="broken shard")
         if step % SAVE_EVERY == 0:
             ckpt.save_checkpointables(step, {"state": state, "loader": loader})

@@ -43,9 +43,13 @@ def test_a_run_that_changes(tmp_path: Path) -> None:
     assert re.findall(r"^step (\d+), ([^:]+):", verified, re.MULTILINE) == [
         ("40", "mix.yaml"),
         ("60", "shares by loss"),
+        ("80", "broken shard"),
     ]
-    assert re.findall(r"^(\w+): \d+ samples, complete passes of \[240, 240", verified, re.MULTILINE) == [
-        "code",
-        "docs",
-        "names",
+    assert re.findall(r"^(\w+): \d+ samples, complete passes of \[(\d+, \d+)", verified, re.MULTILINE) == [
+        ("code", "200, 200"),  # without the broken shard
+        ("docs", "240, 240"),
+        ("names", "240, 240"),
     ]
+    broken = re.search(r"^excluded: (\d+) uses, all before step 80$", verified, re.MULTILINE)
+    assert broken is not None
+    assert int(broken[1]) > 40

@@ -26,8 +26,11 @@ from energon_grain import (
     KeyNotFoundError,
     StateError,
     Stream,
+    get_savable_loader,
+    get_train_dataset,
     merge_cursors,
 )
+from energon_grain.amendments.holes import Holes
 from energon_grain.history.which import is_filtered
 from energon_grain.metadataset.documents import prepare_metadataset
 from energon_grain.stream.extensions import SEEN, WHEN
@@ -127,6 +130,68 @@ def test_amended_runs(data: Path, hosts: int) -> None:
     for name, _, key, _ in itertools.chain(*run.log):
         delivered[name][key] += 1
     assert all(np.array_equal(counted[name], delivered[name]) for name in counted)
+    run.close()
+
+
+def keys(*numbers: int) -> list[str]:
+    return [f"{number:06d}" for number in numbers]
+
+
+@pytest.mark.parametrize("hosts", [1, 4])
+def test_runs_that_exclude_samples(data: Path, hosts: int) -> None:
+    run = Run(data, Plain, {"a": 3, "b": 1}, hosts)
+    run.start()
+    run.step(5)
+    run.amend(exclude={"a": keys(1, 2, 3, 50), "b": keys(*range(10, 20))})
+    run.step(14)
+    run.amend(exclude={"a": keys(*range(20, 40))}, weights={"a": 1, "b": 2})
+    run.start(run.state())
+    run.step(25)
+    loader = run.loaders[0]
+    assert check_uses(loader._stream, run.steps) > 40 * 12
+    for until in (3, 19, run.steps, run.steps + 20):
+        counted = {Path(each.dataset).name: each.times for each in loader.seen(until)}
+        expected = {name: np.zeros(SIZES[name], np.int64) for name in counted}
+        for record in itertools.chain.from_iterable(map(loader.which, range(until))):
+            expected[Path(record.dataset).name][record.index] += 1
+        assert all(np.array_equal(counted[name], expected[name]) for name in counted)
+    late = {(name, key) for name, _, key, _ in itertools.chain(*run.log[19:])}
+    for name, number in (("a", 2), ("a", 30), ("b", 15)):
+        uses = loader.when(*keys(number), dataset=name)
+        assert (name, number) not in late
+        assert all(use.past for use in uses)
+    assert not loader.when(*keys(0), dataset="a")[-1].past
+    run.close()
+
+
+def test_samples_that_are_dropped_where_passes_have_an_end(data: Path) -> None:
+    options: dict[str, Any] = {"repeat": False, "batch_size": 6, "lanes": 12, "shuffle_over_epochs_multiplier": 1}
+    dataset = get_train_dataset(data / "a", shuffle_buffer_size=None, max_samples_per_sequence=None, **options)
+    with get_savable_loader(dataset) as loader:
+        early = [int(key) for _ in range(4) for key in next(loader).__key__]
+        late = next(each for each in range(61) if each not in early)
+        loader.amend(exclude=keys(early[0], late))
+        assert not loader.when(*keys(late))
+        [use] = loader.when(*keys(early[0]), replay=True)
+        assert (use.past, use.step) == (True, 0)
+        assert not loader.when(*keys(early[1]))[-1].past
+        assert [Path(each.dataset).name for each in loader.seen()] == ["a"]
+
+
+def test_seen_does_not_route_every_position(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(data, Plain, {"a": 3, "b": 1})
+    run.start()
+    run.step(5)
+    run.amend(exclude={"a": keys(1, 2, 3, 50)})
+    route, routed = Holes.route, list[int]()
+
+    def counted(self: Holes, position: Any) -> Any:
+        routed.append(position.size)
+        return route(self, position)
+
+    monkeypatch.setattr(Holes, "route", counted)
+    assert sum(each.uses for each in run.loaders[0].seen(100_000)) == 100_000 * 12
+    assert sum(routed) < 1000
     run.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def test_a_dead_follower_holds_nobody_up(path: Path, tmp_path: Path) -> None:
 def test_after_a_dead_reader_the_next_rank_reads_from_the_same_place(path: Path, tmp_path: Path) -> None:
     files = os.listdir("/dev/shm")
     with in_processes(path, tmp_path / "gather", 3) as (first, second, third):
+        first.ask("fork")
+        child, _ = first.answer()  # such as a worker process: it has copies of all descriptors
         for replica in (first, second, third):
             replica.ask("steps", 3)
         for replica in (first, second, third):
@@ -43,6 +46,7 @@ def test_after_a_dead_reader_the_next_rank_reads_from_the_same_place(path: Path,
             assert error.startswith("WorkerError: rank 0, which reads the batches of rank")
             assert "rank 1 reads from the same place" in error
             assert seconds < 1
+        os.kill(child, signal.SIGKILL)
         for replica in (second, third):
             replica.ask("state")
         states = [replica.answer()[0] for replica in (second, third)]
