@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -40,37 +41,27 @@ def main(data, tensor_parallel):
     devices = np.array(jax.devices()).reshape(-1, int(tensor_parallel))
     mesh = Mesh(devices, ("dp", "tp"))
     rows = NamedSharding(mesh, P("dp"))
-    workers = eg.WorkerConfig.of_sharding(
-        rows, global_shape=(BATCH,), num_workers=2
-    )
+    config = eg.WorkerConfig.of_sharding(rows, global_shape=(BATCH,), num_workers=2)
     train = eg.get_train_dataset(
         data,
-        worker_config=workers,
-        batch_size=BATCH // workers.world_size,
+        worker_config=config,
+        batch_size=BATCH // config.world_size,
         shuffle_buffer_size=100,
         max_samples_per_sequence=100,
         task_encoder=Images(),
     )
     rng = np.random.default_rng(0)
     w = {"in": rng.normal(0, 0.03, (768, 64)), "out": rng.normal(0, 0.1, (64, 10))}
-    parts = {
-        "in": NamedSharding(mesh, P(None, "tp")),
-        "out": NamedSharding(mesh, P("tp")),
-    }
+    parts = {"in": P(None, "tp"), "out": P("tp")}
     place = jax.make_array_from_callback
     w = {
-        name: place(
-            array.shape, parts[name], lambda at, a=array: a[at].astype("f4")
-        )
-        for name, array in w.items()
+        k: place(a.shape, NamedSharding(mesh, parts[k]), a.astype("f4").__getitem__)
+        for k, a in w.items()
     }
+    to_mesh = partial(jax.make_array_from_process_local_data, rows)
     with eg.get_savable_loader(train) as loader:
         for step, batch in zip(range(1, STEPS + 1), loader):
-            arrays = [
-                jax.make_array_from_process_local_data(rows, np.asarray(array))
-                for array in (batch.image, batch.label)
-            ]
-            w, loss = train_step(w, *arrays)
+            w, loss = train_step(w, to_mesh(batch.image), to_mesh(batch.label))
             if jax.process_index() == 0:
                 print(f"step {step}: loss {float(loss):.4f}")
 

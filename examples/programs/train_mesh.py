@@ -47,12 +47,10 @@ def main(data, checkpoint, tensor_parallel, steps):
         task_encoder=Images(),
     )
     with eg.get_savable_loader(train) as loader:
-        done = 0
+        saved = {"model": model.state_dict(), "loader": loader, "step": 0}
         if os.path.exists(checkpoint):
-            saved = {"model": model.state_dict(), "loader": loader, "step": 0}
             dcp.load(saved, checkpoint_id=checkpoint)
-            done = saved["step"]
-        for step, batch in zip(range(done + 1, int(steps) + 1), loader):
+        for step, batch in zip(range(saved["step"] + 1, int(steps) + 1), loader):
             batch = batch.to(device)
             loss = nn.functional.cross_entropy(model(batch.image), batch.label)
             optimizer.zero_grad()
@@ -63,11 +61,7 @@ def main(data, checkpoint, tensor_parallel, steps):
             if dist.get_rank() == 0:
                 print(f"step {step}: loss {mean:.4f}")
             if step % SAVE_EVERY == 0:
-                saved = {
-                    "model": model.state_dict(),
-                    "loader": loader,
-                    "step": step,
-                }
+                saved |= {"model": model.state_dict(), "step": step}
                 dcp.save(saved, checkpoint_id=checkpoint)
     dist.destroy_process_group()
 
