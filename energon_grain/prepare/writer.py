@@ -348,6 +348,7 @@ class _Target:
             append=self._append,
             num_workers=0,
             progress=progress,
+            digest=None if self._append else False,  # a scan after a kill would make some
             **options,
         )
 
