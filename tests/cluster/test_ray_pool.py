@@ -192,21 +192,26 @@ def test_results_of_near_actors_may_be_changed(cluster: Any, texts: Path) -> Non
             assert next(found)["large"].flags.writeable == ("copy" not in options)
 
 
-def test_a_number_of_a_closed_file_is_no_identity(texts: Path) -> None:
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> StageActor:
+    """An actor in this process, which is not a worker."""
+    monkeypatch.setattr(actors, "set_worker_number", lambda number: None)
+    return StageActor(0, [])
+
+
+def test_a_number_of_a_closed_file_is_no_identity(stage: StageActor) -> None:
     """The number may be another file's by now, which must not be written to."""
     mine, other = (ResultFile(os.memfd_create(name)) for name in ("mine", "other"))
     os.pwrite(other.descriptor, b"untouched", 0)
     probe = Probe.of(mine.descriptor)._replace(path=Probe.of(other.descriptor).path)
-    stage = StageActor(0, [])
     assert stage.run_into("digest", b"no spec", b"", probe) is None
     assert os.pread(other.descriptor, 20, 0) == b"untouched"
 
 
-def test_an_actor_keeps_few_stages(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_keeps_few_stages(stage: StageActor, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[bytes] = []
     monkeypatch.setattr(actors, "WorkerStage", opened.append)
     monkeypatch.setattr(actors.pickle, "loads", lambda spec: spec)
-    stage = StageActor(0, [])
     for spec in (b"1", b"2", b"3", b"4", b"5", b"1"):
         assert stage.open(spec.decode(), spec) is None
     assert opened == [b"1", b"2", b"3", b"4", b"5", b"1"]
