@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from energon_grain.errors import WorkerError
 from energon_grain.processes.worker import Channel, ResultFile, ResultFiles, pickled_parts, write_parts
-from energon_grain.replicas.memory import RELEASE, Holds
+from energon_grain.replicas.memory import RELEASE, REUSABLE, TAKEN, Holds
 from energon_grain.replicas.node import Node
 from energon_grain.sources.source import Source
 from energon_grain.storage.cancellation import raise_if_cancelled
@@ -54,11 +54,12 @@ class Message(NamedTuple):
 
 @dataclass(slots=True)
 class _Handed:
-    """A batch that was handed on, and the ranks that have not released it."""
+    """A batch that was handed on, the ranks that have not released it, and those that have not taken it."""
 
     file: ResultFile
     step: int
     ranks: set[int]
+    waiting: set[int]
     reuse: bool = True
 
 
@@ -69,7 +70,8 @@ class Leader:
 
     Args:
         node: The replicas of this node.
-        depth: Maximum number of batches that some replica has not released.
+        depth: Number of batches that some replica has not released, at which this one waits until the others have
+            taken all of theirs.
         ends: Connections of other replicas. More may connect later.
     """
 
@@ -127,8 +129,11 @@ class Leader:
             data = b""
         with self._changed:
             if len(data) == RELEASE.size:
-                number, reuse = RELEASE.unpack(data)
-                self._release(number, rank, reuse=bool(reuse))
+                number, report = RELEASE.unpack(data)
+                if report != TAKEN:
+                    self._release(number, rank, reuse=report == REUSABLE)
+                elif number in self._handed:
+                    self._handed[number].waiting.discard(rank)
             else:
                 self._selector.unregister(end)
                 del self._ends[rank]
@@ -145,7 +150,7 @@ class Leader:
         handed.reuse &= reuse
         if not handed.ranks:
             del self._handed[number]
-            if handed.reuse:
+            if handed.reuse and len(self._free) < self._depth:
                 self._free.append(handed.file)
 
     def hand_on(self, generation: int, number: int, step: Step, sources: list[Source], *, dropped: bool) -> Step:
@@ -171,7 +176,7 @@ class Leader:
         with self._changed:
             ends = dict(self._ends)
             message = Message(self._next, generation, number, sizes, dropped=dropped)
-            self._handed[message.number] = _Handed(file, step.progress.step - 1, set(ends))
+            self._handed[message.number] = _Handed(file, step.progress.step - 1, set(ends), {*ends} - {self._node.rank})
             self._next += 1
             self._place = generation, number + 1
         self._send(ends, message, file.descriptor)
@@ -196,11 +201,14 @@ class Leader:
                     Channel(end).send(data, file)
 
     def _wait(self) -> None:
-        """Wait until there is space for a batch; name those who have none."""
+        """Wait until there is space for a batch, or all are taken; name those who have not released theirs.
+
+        A replica may release a batch only after it has got the next one: JAX drops references in its next call.
+        """
         began = time.monotonic()
         logged = False
         with self._changed:
-            while len(self._handed) >= self._depth:
+            while len(self._handed) >= self._depth and not self._all_taken():
                 raise_if_cancelled()
                 self._changed.wait(_POLL_SECONDS)
                 if not logged and time.monotonic() - began > PATIENCE_SECONDS:
@@ -208,6 +216,10 @@ class Leader:
                     _logger.warning(
                         "rank %d cannot read on for %.0f s: %s", self._node.rank, PATIENCE_SECONDS, self.holders()
                     )
+
+    def _all_taken(self) -> bool:
+        """Whether every other replica has taken all of its batches, and waits for the next one."""
+        return not any(handed.waiting & self._ends.keys() for handed in self._handed.values())
 
     def holders(self) -> str:
         """Return which replicas have not released which batches."""

@@ -18,7 +18,9 @@ from energon_grain.processes.worker import SampleUnpickler, part_offsets
 from energon_grain.sources.source import Source
 
 RELEASE = struct.Struct("<QB")
-"""A process no longer needs a file: number of the message, and whether the file may be written to again."""
+"""Report about a file: number of its message, and one of the following."""
+GONE, REUSABLE, TAKEN = 0, 1, 2
+"""A process no longer needs the file, which must not be written to again, or may be; or it has taken the batch."""
 _STAYING = 16
 """Buffers of at least 1/16 of a batch stay in its file. Smaller ones are copied: holding one would keep the file."""
 
@@ -63,6 +65,7 @@ class Holds:
         mapping = mmap.mmap(file, max(1, total), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         memory = np.frombuffer(mapping, np.uint8, total)
         self._held.add(number)
+        _tell(self._releases, number, TAKEN)
         weakref.finalize(memory, self._finished(number)).atexit = False
         staying = total // _STAYING if len(self._held) <= self._most else total + 1
         parts = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
@@ -84,5 +87,9 @@ class Holds:
 
 def release(releases: socket.socket, number: int, *, reuse: bool) -> None:
     """Report that this process no longer needs a file; does nothing if the reader has ended."""
+    _tell(releases, number, REUSABLE if reuse else GONE)
+
+
+def _tell(releases: socket.socket, number: int, report: int) -> None:
     with suppress(OSError):
-        releases.send(RELEASE.pack(number, reuse))
+        releases.send(RELEASE.pack(number, report))

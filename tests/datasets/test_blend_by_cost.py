@@ -29,7 +29,7 @@ from energon_grain import (
 from energon_grain.planning import cost_blend
 from energon_grain.prepare import prepare_dataset
 from energon_grain.samplers.fold import unflat
-from energon_grain.stream.cursor import _checksum
+from energon_grain.stream.cursor import checksum
 from energon_grain.stream.state import pack_integers, unpack_integers
 from energon_grain.testing import write_tars
 
@@ -157,7 +157,7 @@ def test_merged_states_go_on_from_the_lane_that_is_furthest_behind(
     assert unflat(unpack_integers(merged["plans"]))[0][0] == min(firsts)
     first, *others = cursors
     changed = {**first, "plans": max(others, key=lambda cursor: firsts[cursor["host"][0]])["plans"]}
-    changed["check"] = _checksum(changed)
+    changed["check"] = checksum(changed)
     assert unflat(unpack_integers(merge_cursors([changed, *others])["plans"]))[0][0] == min(firsts[1:])
     for damaged in ("", pack_integers([9, 1]), "no base64"):
         unchecked = {name: value for name, value in first.items() if name != "check"} | {"plans": damaged}
