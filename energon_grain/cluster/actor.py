@@ -97,6 +97,9 @@ class StageActor:
             near = False
         return Host(time.perf_counter_ns(), os.getpid(), socket.gethostname(), near, *versions())
 
+    def beat(self) -> None:
+        """Show that this actor lives. It runs beside chunks."""
+
     def open(self, digest: str, spec: bytes) -> str | None:
         """Open the files of a stream. Returns the reason if that fails."""
         if digest in self._stages:

@@ -43,7 +43,11 @@ START_SECONDS = 60.0
 HEDGE_SECONDS = 2.0
 _GET_SECONDS = 10.0
 """Time to fetch a result that is ready. Longer means that its node is gone."""
+_BEAT_SECONDS = 1.0
+"""How often actors are asked whether they live. So deaths are noticed while no chunk is under way, too."""
 _NAMESPACE = "energon-grain"
+_BESIDE_CHUNKS = "beside-chunks"
+"""The concurrency group of calls that do not wait for chunks."""
 _DIED = (ray_errors.RayActorError, ray_errors.NodeDiedError, ray_errors.WorkerCrashedError)
 _LOST = (*_DIED, ray_errors.ObjectLostError, ray_errors.GetTimeoutError, ray_errors.TaskCancelledError)
 
@@ -60,6 +64,7 @@ class _Actor:
         host: Its answer to `hello`; None: it has not started.
         ahead_ns: How far this process's clock is ahead of its clock.
         chunks: Number of chunks that it has.
+        beat: Reference to the answer of the last `beat`.
     """
 
     slot: int
@@ -67,6 +72,7 @@ class _Actor:
     host: Host | None = None
     ahead_ns: int = 0
     chunks: int = 0
+    beat: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +165,12 @@ class RayPool:
         self._token = os.urandom(16)
         self._probe = ResultFile(os.memfd_create("energon-grain-probe"))
         os.pwrite(self._probe.descriptor, self._token, 0)
+        self._too_many = ""  # deaths; the message
         self._workers = 0
+        self._closed = threading.Event()
         self.resize(workers)
+        watching = (weakref.ref(self), self._closed)
+        threading.Thread(target=_watch, args=watching, name="energon-grain-ray-watch", daemon=True).start()
 
     @property
     def workers(self) -> int:
@@ -190,11 +200,17 @@ class RayPool:
             self._workers = workers
             for slot in [slot for slot in self._actors if slot >= workers]:
                 self._actors.pop(slot).handle.__ray_terminate__.remote()
-            for slot in range(workers):
-                if slot not in self._actors:
-                    self._start(slot)
+            self.refill()
         for lease in tuple(self._leases):
             lease.resized(workers)
+
+    def refill(self) -> None:
+        """Start the actors that were given up: those that could not start, or after too many deaths."""
+        with self._changed:
+            self._too_many = ""
+            for slot in range(self._workers):
+                if slot not in self._actors:
+                    self._start(slot)
 
     def stats(self) -> RayPoolStats:
         """Counters since the pool was made."""
@@ -211,12 +227,13 @@ class RayPool:
             timeout_s: Default: `start_s`.
 
         Raises:
-            WorkerError: They did not start in time.
+            WorkerError: They did not start in time, or cannot.
         """
         until = time.monotonic() + (self.start_s if timeout_s is None else timeout_s)
+        self.refill()
         with self._changed:
             while self.stats().ready < actors:
-                if time.monotonic() > until:
+                if not self._actors or time.monotonic() > until:
                     raise self._not_started()
                 self._changed.wait(POLL_SECONDS)
 
@@ -224,9 +241,8 @@ class RayPool:
         options = dict(self._options)
         if self.name is not None:
             options |= {"name": f"{self.name}-{slot}", "namespace": _NAMESPACE, "get_if_exists": True}
-        handle = (
-            cast("Any", ray.remote(StageActor)).options(**options).remote(slot, [entry for entry in sys.path if entry])
-        )
+        kind = cast("Any", ray.remote(concurrency_groups={_BESIDE_CHUNKS: 1})(StageActor))
+        handle = kind.options(**options).remote(slot, [entry for entry in sys.path if entry])
         actor = self._actors[slot] = _Actor(slot, handle)
         threading.Thread(
             target=_welcome, args=(weakref.ref(self), actor), name="energon-grain-ray", daemon=True
@@ -267,6 +283,23 @@ class RayPool:
                 self._start(actor.slot)
             self._changed.notify_all()
 
+    def watch(self) -> None:
+        """Ask the actors whether they live, and replace those that do not."""
+        with self._changed:
+            ready = [actor for actor in self._actors.values() if actor.host is not None]
+        for actor in ready:
+            if actor.beat is None:
+                actor.beat = actor.handle.beat.options(concurrency_group=_BESIDE_CHUNKS).remote()
+        beats = [actor.beat for actor in ready]
+        done, _ = ray.wait(beats, num_returns=len(beats), timeout=POLL_SECONDS) if beats else ((), ())
+        for actor in ready:
+            if actor.beat in done:
+                beat, actor.beat = actor.beat, None
+                try:
+                    ray.get(beat)
+                except _DIED as error:
+                    self.died(actor, error)
+
     def choose(self, avoid: Sequence[_Actor], lease: RayLease) -> _Actor:
         """The actor with the fewest chunks. Raises WorkerError if none starts in time."""
         until = time.monotonic() + self.start_s
@@ -274,6 +307,8 @@ class RayPool:
             while True:
                 if lease.stopping:
                     raise Cancelled
+                if self._too_many:
+                    raise WorkerError(self._too_many)
                 ready = [actor for actor in self._actors.values() if actor.host is not None]
                 if ready:
                     actor = min(ready, key=lambda each: (each in avoid, each.chunks))
@@ -301,15 +336,24 @@ class RayPool:
             self._counts["chunks"] += done
             self._counts["submitted_again"] += lost
 
-    def died(self, actor: _Actor) -> None:
-        """An actor is lost: start another, once."""
+    def died(self, actor: _Actor, error: Exception) -> Lost:
+        """An actor is lost: count it once, and start another. Returns the description of its death."""
+        node = "" if actor.host is None else f" on node {actor.host.node}"
+        lost = Lost(f"Ray worker {actor.slot}{node} was lost ({type(error).__name__})", worker=actor)
         with self._changed:
             if self._actors.get(actor.slot) is actor:
                 self._counts["deaths"] += 1
-                self._start(actor.slot)
+                del self._actors[actor.slot]
+                try:
+                    self.deaths.count(lost)
+                    self._start(actor.slot)
+                except WorkerError as too_many:
+                    self._too_many = str(too_many)
+        return lost
 
     def close(self) -> None:
         """End the actors. Loaders that still use them raise a `WorkerError`. May be called repeatedly."""
+        self._closed.set()
         with self._changed:
             self._workers = 0
             actors = [*self._actors.values()]
@@ -335,6 +379,17 @@ def _welcome(pool: weakref.ref[RayPool], actor: _Actor) -> None:
         found.greet(actor)
     except Exception as error:
         found.not_welcome(actor, error)
+
+
+def _watch(pool: weakref.ref[RayPool], closed: threading.Event) -> None:
+    """Runs in a thread, for the life of the pool."""
+    while not closed.wait(_BEAT_SECONDS):
+        found = pool()
+        if found is None or not ray.is_initialized():  # asking would start another Ray
+            return
+        with suppress(Exception):  # Ray itself may have ended
+            found.watch()
+        del found
 
 
 @dataclass(eq=False, slots=True)
@@ -395,6 +450,7 @@ class RayLease:
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> RayWorkers:
         """Make the actors encode chunks. Raises WorkerError if none can open the data."""
         self.stopping = False
+        self._pool.wait()
         self._open()
         workers = RayWorkers(self, chunks, pace, self._budget_bytes)
         self._running = weakref.ref(workers)
@@ -412,8 +468,8 @@ class RayLease:
                 assert actor.host is not None
                 raise WorkerError(cannot_open(actor.host.node, failed))
             self._opened = True
-        except _DIED:
-            self._pool.died(actor)  # the first chunks find out the rest
+        except _DIED as error:
+            self._pool.died(actor, error)  # the first chunks find out the rest
         finally:
             self._pool.returned(actor)
 
@@ -448,12 +504,9 @@ class RayLease:
                 raise Cancelled  # this process has closed the file
             lost = False
         except _LOST as error:
-            died = isinstance(error, _DIED)
-            if died:
-                self._pool.died(actor)
-            node = "" if actor.host is None else f" on node {actor.host.node}"
-            text = f"Ray worker {actor.slot}{node} was lost ({type(error).__name__})"
-            raise Lost(text, worker=actor if died else None) from error
+            if isinstance(error, _DIED):
+                raise self._pool.died(actor, error) from error
+            raise Lost(f"a result of Ray worker {actor.slot} was lost ({type(error).__name__})") from error
         except ray_errors.RayError as error:
             raise WorkerError(f"a Ray worker failed: {error}") from error
         finally:
