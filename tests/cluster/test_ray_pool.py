@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -178,6 +179,27 @@ def test_a_late_chunk_goes_to_a_second_actor(cluster: Any, texts: Path, tmp_path
         with stream(texts, None, Gated(gate)) as expected:
             next(expected)
             require_equal(found, expected, 10)
+
+
+@pytest.mark.parametrize("near", ["auto", "never"])
+def test_an_actor_that_does_not_answer(cluster: Any, texts: Path, near: Any) -> None:
+    """Others get its chunks, long before Ray notices. What it writes later reaches no batch."""
+    with (
+        RayPool(2, num_cpus=0.5, near=near, hedge_s=1e6) as pool,
+        stream(texts, pool) as found,
+        stream(texts) as expected,
+    ):
+        pool.wait(2)
+        require_equal(found, expected, 3)
+        [first, _] = [actor.host.pid for actor in pool._actors.values() if actor.host is not None]
+        os.kill(first, signal.SIGSTOP)
+        try:
+            require_equal(found, expected, 60)
+            wait_for(lambda: pool.stats().hedged >= 1)
+        finally:
+            os.kill(first, signal.SIGCONT)
+        require_equal(found, expected, 60)
+        assert pool.stats().deaths == 0
 
 
 def test_the_kit_of_pools(pool: RayPool) -> None:
