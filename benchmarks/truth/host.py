@@ -1,0 +1,168 @@
+"""The program that runs an adapter as the process of one host: `python -m benchmarks.truth.host MODULE SOCKET`.
+
+The harness starts it once for each loader. Each connection to the socket gets a process of its own, which plays one
+host: it reads one JSON request per line and answers each with one line. SIGKILL goes to the process group, as if the
+machine of the host lost power.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.truth.adapter import Adapter, Dataset, Run, Sample
+
+
+@dataclass
+class _Host:
+    """The requests of the harness, carried out by an adapter."""
+
+    adapter: Adapter
+    opened: bool = field(default=False)
+
+    def answer(self, request: dict[str, Any]) -> Any:
+        return getattr(self, "do_" + request.pop("do"))(**request)
+
+    def do_about(self) -> dict[str, Any]:
+        each = self.adapter
+        return {
+            "name": each.name,
+            "page": each.page,
+            "version": version(each.package) if each.package else "",
+            "settings": each.settings,
+            "claims": sorted(each.claims),
+        }
+
+    def do_prepare(self, folder: str, datasets: list[dict[str, Any]]) -> None:
+        self.adapter.prepare(Path(folder), [Dataset(**each) for each in datasets])
+
+    def do_open(self, run: dict[str, Any], states: list[str] | None) -> dict[str, float]:
+        """Open a loader and restore it. The seconds count from here to the return of the adapter."""
+        self.do_close()
+        started = time.perf_counter()
+        self.adapter.open(Run.from_json(run))
+        self.opened = True
+        if states is not None:
+            self.adapter.restore([base64.b64decode(state) for state in states])
+        return {"seconds": time.perf_counter() - started}
+
+    def do_next(self, steps: int = 1) -> dict[str, Any]:
+        """Return up to `steps` batches, and whether the data ended."""
+        batches = list[list[Sample]]()
+        for _ in range(steps):
+            try:
+                batches.append(self.adapter.next())
+            except StopIteration:
+                return {"batches": batches, "ended": True}
+        return {"batches": batches, "ended": False}
+
+    def do_skip(self, steps: int) -> dict[str, Any]:
+        """Consume batches without reporting them. Returns the seconds that it took."""
+        started = time.perf_counter()
+        for _ in range(steps):
+            self.adapter.next()
+        return {"seconds": time.perf_counter() - started}
+
+    def do_save(self) -> str:
+        return base64.b64encode(self.adapter.save()).decode()
+
+    def do_workers(self) -> list[int]:
+        return self.adapter.workers()
+
+    def do_which(self, step: int) -> list[tuple[int, int]]:
+        return self.adapter.which(step)
+
+    def do_when(self, dataset: int, number: int, steps: int) -> list[int]:
+        return self.adapter.when(dataset, number, steps)
+
+    def do_close(self) -> None:
+        if self.opened:
+            self.opened = False
+            self.adapter.close()
+
+
+def play_host(adapter: Adapter, connection: socket.socket) -> None:
+    """Answer requests until the harness hangs up. An exception of the loader is an answer too."""
+    host = _Host(adapter)
+    with connection, connection.makefile("rw", encoding="utf-8") as lines:
+        _say(lines, {"pid": os.getpid()})
+        for line in lines:
+            try:
+                _say(lines, {"value": host.answer(json.loads(line))})
+            except Exception as error:
+                text = "".join(traceback.format_exception(error))
+                _say(lines, {"error": f"{type(error).__name__}: {error}"[:2000], "trace": text[-6000:]})
+
+
+def _say(lines: Any, message: dict[str, Any]) -> None:
+    lines.write(json.dumps(message) + "\n")
+    lines.flush()
+
+
+def _child(adapter: Adapter, connection: socket.socket) -> None:
+    """Be the leader of a process group, so that a host is killed with everything that it started."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    status = 1
+    try:
+        play_host(adapter, connection)
+        status = 0
+    finally:
+        sys.stderr.flush()
+        # Workers that the loader left behind end with their host, as on a machine that is switched off.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
+        os._exit(status)
+
+
+def load(module: str) -> Adapter:
+    """Import an adapter."""
+    return importlib.import_module(module).Loader()
+
+
+def serve(module: str, address: str) -> None:
+    """Accept hosts on a Unix socket until the harness ends."""
+    adapter_type = importlib.import_module(module).Loader
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # hosts are not waited for
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    parent = os.getppid()
+    listener.settimeout(1.0)
+    while os.getppid() == parent:
+        try:
+            connection = listener.accept()[0]
+        except TimeoutError:
+            continue
+        connection.settimeout(None)
+        if not adapter_type.forkable:
+            command = [sys.executable, "-m", "benchmarks.truth.host", module, f"fd:{connection.fileno()}"]
+            subprocess.Popen(command, pass_fds=[connection.fileno()])
+        elif not os.fork():
+            listener.close()
+            _child(adapter_type(), connection)
+        connection.close()
+
+
+def main(module: str, address: str) -> None:
+    """Serve hosts at a socket, or be the host of an inherited connection."""
+    if address.startswith("fd:"):
+        _child(load(module), socket.socket(fileno=int(address[3:])))
+    else:
+        serve(module, address)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
