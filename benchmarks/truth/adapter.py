@@ -86,7 +86,7 @@ class Adapter:
     forkable = False  # True: hosts are forked from a process that has imported the adapter, which is fast
 
     def prepare(self, folder: Path, datasets: Sequence[Dataset]) -> None:
-        """Convert the tars into the loader's own format, below `folder`, once: a dataset may be asked for again."""
+        """Convert the tars into the format of the loader, below `folder`, once before the run."""
 
     def open(self, run: Run) -> None:
         """Make the loader at the beginning of `run`. All hosts open at the same time."""

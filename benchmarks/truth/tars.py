@@ -1,10 +1,8 @@
-"""The data of a history: tars of numbered samples, written once and reused. Needs only the standard library."""
+"""The data of a history: tars of numbered samples; needs only the standard library."""
 
 from __future__ import annotations
 
 import io
-import os
-import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -36,21 +34,13 @@ def shard_ranges(dataset: Dataset) -> Iterator[tuple[int, int]]:
 
 
 def write(folder: Path, datasets: Sequence[Dataset]) -> None:
-    """Write the tars of datasets, unless they are there. A dataset appears complete, by one rename."""
+    """Write the tars of the datasets of one history."""
     for index, dataset in enumerate(datasets):
-        target = folder / dataset.name
-        if target.exists():
-            continue
-        temporary = folder / f".{dataset.name}.{os.getpid()}"
-        temporary.mkdir(parents=True)
+        (folder / dataset.name).mkdir(parents=True)
         for shard, (first, end) in enumerate(shard_ranges(dataset)):
-            with tarfile.open(temporary / f"shard-{shard:03d}.tar", "w") as tar:
+            with tarfile.open(folder / dataset.name / f"shard-{shard:03d}.tar", "w") as tar:
                 for number in range(first, end):
                     body = text_of(index, number)
                     member = tarfile.TarInfo(f"{number:06d}.txt")
                     member.size = len(body)
                     tar.addfile(member, io.BytesIO(body))
-        try:
-            temporary.rename(target)
-        except OSError:  # another process was first
-            shutil.rmtree(temporary)
