@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.truth.adapter import Dataset
 
+HEAD = 16
 LONGEST = 32  # tokens of the longest sample
 
 
@@ -19,8 +20,12 @@ def tokens_of(dataset: int, number: int) -> int:
 
 
 def text_of(dataset: int, number: int) -> bytes:
-    """Return the part `.txt` of a sample, which `Sample.of` reads."""
-    return b"%d %d %d" % (dataset, number, tokens_of(dataset, number))
+    """Return the part `.txt` of a sample, which `Sample.of` reads: `HEAD` bytes, and one more for each token.
+
+    So loaders that plan by the sizes of parts know the tokens of a sample before they read it.
+    """
+    tokens = tokens_of(dataset, number)
+    return (b"%d %d %d" % (dataset, number, tokens)).ljust(HEAD + tokens)
 
 
 def shard_ranges(dataset: Dataset) -> Iterator[tuple[int, int]]:

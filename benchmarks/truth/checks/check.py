@@ -34,7 +34,7 @@ def of_history(fleet: Fleet, seed: int, rules: Rules) -> Values:
 
     Returns the samples repeated and lost within the first passes, the same of the uninterrupted run (`own_repeated`,
     `own_lost`, which are subtracted), and the samples of the first passes. Of mixtures, the largest error of a share in
-    samples. Of loaders that claim `repeatable`, the steps whose samples or random numbers differ, unless weights change.
+    samples. Of loaders that claim `repeatable`, the steps with other samples or random numbers, unless weights change.
     """
     history = draw(seed, rules)
     with data_of(history, fleet) as folder:
