@@ -54,3 +54,12 @@ def write(folder: Path, datasets: Sequence[Dataset]) -> None:
             temporary.rename(target)
         except OSError:  # another process was first
             shutil.rmtree(temporary)
+
+
+def members(tar: Path) -> Iterator[bytes]:
+    """Yield the parts `.txt` of a tar, in their order."""
+    with tarfile.open(tar) as file:
+        for member in file:
+            extracted = file.extractfile(member)
+            if extracted is not None:
+                yield extracted.read()
