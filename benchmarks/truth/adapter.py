@@ -86,7 +86,7 @@ class Adapter:
     forkable = False  # True: hosts are forked from a process that has imported the adapter, which is fast
 
     def prepare(self, folder: Path, datasets: Sequence[Dataset]) -> None:
-        """Convert the tars into the loader's own format, below `folder`, once: a dataset may be asked for again."""
+        """Convert the tars into the format of the loader, below `folder`, once before the run."""
 
     def open(self, run: Run) -> None:
         """Make the loader at the beginning of `run`. All hosts open at the same time."""
@@ -128,7 +128,10 @@ CLAIMS = {
     "elastic_hosts": "documented: a run continues on another number of hosts, the global batch kept",
     "elastic_workers": "documented: a run continues with another number of workers",
     "mixture": "mixes datasets by weights",
+    "elastic_mixture": "documented: what the loader claims of elastic_* holds for mixtures too",
     "pack": "packs samples into sequences of `Run.pack` tokens",
+    "elastic_pack": "documented: what the loader claims of elastic_hosts holds with packing too",
+    "any_size": "documented: hosts, workers and batches need not divide the data",
     "change_weights": "documented: a run continues with other weights",
     "add_dataset": "documented: a run continues with one more dataset, appended to `Run.datasets`",
     "repeatable": "documented: the same seed gives the same batches",

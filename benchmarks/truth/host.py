@@ -15,13 +15,16 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.truth import tars
 from benchmarks.truth.adapter import Adapter, Dataset, Run, Sample
 
 
@@ -135,6 +138,8 @@ def load(module: str) -> Adapter:
 def serve(module: str, address: str) -> None:
     """Accept hosts on a Unix socket until the harness ends."""
     adapter_type = importlib.import_module(module).Loader
+    if adapter_type.forkable:
+        _import_all(adapter_type)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # hosts are not waited for
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
@@ -154,6 +159,56 @@ def serve(module: str, address: str) -> None:
             listener.close()
             _child(adapter_type(), connection)
         connection.close()
+
+
+def _import_all(adapter_type: type[Adapter]) -> None:
+    """Import what a run imports late, so that each forked host has it. A child finds it out in a small run."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reading)
+        before, status = set(sys.modules), 1
+        try:
+            _rehearse(adapter_type())
+            status = 0
+        finally:
+            with open(writing, "w") as names:
+                names.write("\n".join(set(sys.modules) - before))
+            os._exit(status)
+    os.close(writing)
+    with open(reading) as names:
+        late = names.read().split()
+    os.waitpid(child, 0)
+    for name in sorted(late):
+        with suppress(Exception):  # parts of packages that cannot be imported by themselves
+            importlib.import_module(name)
+
+
+def _rehearse(adapter: Adapter) -> None:
+    """Run a few steps over small data."""
+    datasets = (Dataset(name="0-64-4", samples=64, shards=4), Dataset(name="1-64-4", samples=64, shards=4))
+    runs = [datasets[:1], datasets] if "mixture" in adapter.claims else [datasets[:1]]
+    packs = (0, 64) if "pack" in adapter.claims else (0,)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tars.write(folder, datasets)
+        adapter.prepare(folder, datasets)
+        for chosen in runs:
+            for pack in packs:
+                weights = tuple(1 / len(chosen) for _ in chosen)
+                run: dict[str, Any] = {
+                    "folder": folder,
+                    "datasets": chosen,
+                    "weights": weights,
+                    "batch": 2,
+                    "seed": 1,
+                    "pack": pack,
+                }
+                adapter.open(Run(**run, host=0, hosts=1, workers=0))
+                adapter.next()
+                if "resume" in adapter.claims:
+                    adapter.save()
+                adapter.close()
 
 
 def main(module: str, address: str) -> None:

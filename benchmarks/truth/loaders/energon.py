@@ -84,7 +84,19 @@ class Loader(Adapter):
         "shards), equal for all hosts of a history; a step is a micro-batch of each worker; other hosts: `energon "
         "checkpoint redist`; packing_buffer_size=50"
     )
-    claims = frozenset({"resume", "elastic_hosts", "mixture", "pack", "repeatable", "random", "shuffle"})
+    claims = frozenset(
+        {
+            "resume",
+            "elastic_hosts",
+            "mixture",
+            "elastic_mixture",
+            "pack",
+            "elastic_pack",
+            "repeatable",
+            "random",
+            "shuffle",
+        }
+    )
     forkable = True
 
     def prepare(self, folder: Path, datasets: Sequence[Dataset]) -> None:

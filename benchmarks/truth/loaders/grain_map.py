@@ -79,7 +79,9 @@ class Loader(Adapter):
         "ArrayRecord with group_size:1; shuffle() of each dataset, reshuffled in each epoch; mix(weights); "
         f"ElasticIterator; packs: FirstFitPackIterDataset with {_BINS} bins on ds[host::hosts]"
     )
-    claims = frozenset({"resume", "elastic_hosts", "mixture", "pack", "repeatable", "random", "shuffle"})
+    claims = frozenset(
+        {"resume", "elastic_hosts", "mixture", "elastic_mixture", "pack", "repeatable", "random", "shuffle"}
+    )
     forkable = True
 
     def prepare(self, folder: Path, datasets: Sequence[Dataset]) -> None:

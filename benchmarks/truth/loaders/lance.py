@@ -22,7 +22,7 @@ class Loader(Adapter):
     page = "https://docs.lancedb.com/training/distributed-training"
     package = "lancedb"
     settings = (
-        "num_splits = global batch, so that each step takes one row of each split; a step of a host with workers is one "
+        "num_splits = global batch: each step takes one row of each split; a step of a host with workers is one "
         "batch of each worker, of equal sizes: state_dict() needs a step that all splits have taken; the number of "
         "workers is rounded down to a divisor of the batch; shuffle=True; forkserver; one loader per epoch"
     )

@@ -31,12 +31,21 @@ class Loader(Adapter):
     page = "https://docs.mosaicml.com/projects/streaming/en/stable/distributed_training/fast_resumption.html"
     package = "mosaicml-streaming"
     settings = (
-        "one MDS shard per tar, merge_index(); shuffle=True with the default py1e; num_canonical_nodes=1: hosts are ranks "
-        "of one node; mixtures: Stream(proportion), epochs as long as all datasets together; "
+        "one MDS shard per tar, merge_index(); shuffle=True with the default py1e; num_canonical_nodes=1: hosts are "
+        "ranks of one node; mixtures: Stream(proportion), epochs as long as all datasets together; "
         "clean_stale_shared_memory() at the start"
     )
     claims = frozenset(
-        {"resume", "elastic_hosts", "elastic_workers", "mixture", "repeatable", "repeatable_workers", "shuffle"}
+        {
+            "resume",
+            "elastic_hosts",
+            "elastic_workers",
+            "mixture",
+            "elastic_mixture",
+            "repeatable",
+            "repeatable_workers",
+            "shuffle",
+        }
     )
 
     forkable = True
