@@ -14,19 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import megatron.energon as energon
 import torch
 import yaml
-from megatron.energon import (
-    DefaultTaskEncoder,
-    Sample as EnergonSample,
-    TextSample,
-    WorkerConfig,
-    basic_sample_keys,
-    edataclass,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
 from megatron.energon.epathlib import EPath
 from megatron.energon.flavors import BaseWebdatasetFactory
 from megatron.energon.tools.checkpoint import command_redist
@@ -36,23 +26,23 @@ from benchmarks.truth.adapter import Adapter, Dataset, Run, Sample
 _KIND = {"__module__": "megatron.energon", "__class__": "TextWebdataset", "field_map": {"text": "txt"}}
 
 
-@edataclass
-class Places(EnergonSample):
+@energon.edataclass
+class Places(energon.Sample):
     """A sample, or the samples of a pack."""
 
     places: list[Sample]
 
 
-class _Encoder(DefaultTaskEncoder):
+class _Encoder(energon.DefaultTaskEncoder):
     """Draws the number of an augmentation, and packs samples in their order while they fit."""
 
     def __init__(self, pack: int) -> None:
         super().__init__()
         self.pack = pack
 
-    @stateless(restore_seeds=True)
-    def encode_sample(self, sample: TextSample) -> Places:
-        return Places(**basic_sample_keys(sample), places=[Sample.of(sample.text, random.random())])
+    @energon.stateless(restore_seeds=True)
+    def encode_sample(self, sample: energon.TextSample) -> Places:
+        return Places(**energon.basic_sample_keys(sample), places=[Sample.of(sample.text, random.random())])
 
     def batch(self, samples: list[Places]) -> Places:
         return Places.from_samples(samples, places=[place for sample in samples for place in sample.places])
@@ -60,15 +50,14 @@ class _Encoder(DefaultTaskEncoder):
     def select_samples_to_pack(self, samples: list[Places]) -> list[list[Places]]:
         groups, space = list[list[Places]](), 0
         for sample in samples:
-            tokens = sample.places[0].tokens
-            if tokens > space:
+            if sample.places[0].tokens > space:
                 groups.append([])
                 space = self.pack
             groups[-1].append(sample)
-            space -= tokens
+            space -= sample.places[0].tokens
         return groups
 
-    @stateless
+    @energon.stateless
     def pack_selected_samples(self, samples: list[Places]) -> Places:
         return Places.from_samples(samples, places=[sample.places[0] for sample in samples])
 
@@ -85,17 +74,7 @@ class Loader(Adapter):
         "checkpoint redist`; packing_buffer_size=50"
     )
     claims = frozenset(
-        {
-            "resume",
-            "elastic_hosts",
-            "mixture",
-            "elastic_mixture",
-            "pack",
-            "elastic_pack",
-            "repeatable",
-            "random",
-            "shuffle",
-        }
+        "resume elastic_hosts mixture elastic_mixture pack elastic_pack repeatable random shuffle".split()
     )
     forkable = True
 
@@ -117,32 +96,32 @@ class Loader(Adapter):
         common = math.gcd(run.batch * run.hosts, *(dataset.shards for dataset in run.datasets))
         workers = common // run.hosts if common % run.hosts == 0 else math.gcd(run.batch, run.workers or 1)
         self.rounds = workers
-        with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=run.folder) as file:
-            blend = [
-                {"path": str(run.folder / dataset.name), "weight": weight}
-                for dataset, weight in zip(run.datasets, run.weights, strict=True)
-            ]
-            content = {
-                "__module__": "megatron.energon",
-                "__class__": "MetadatasetV2",
-                "splits": {"train": {"blend": blend}},
-            }
-            yaml.safe_dump(content, file)
-            file.flush()
-            dataset = get_train_dataset(
-                run.folder / run.datasets[0].name if len(blend) == 1 else file.name,
-                worker_config=WorkerConfig(
-                    rank=run.host, world_size=run.hosts, num_workers=workers, seed_offset=run.seed % 10**6
-                ),
-                batch_size=run.batch // workers,
-                shuffle_buffer_size=100,
-                max_samples_per_sequence=100,
-                packing_buffer_size=50 if run.pack else None,
-                task_encoder=_Encoder(run.pack),
-                repeat=not run.passes,
-            )
-        self.loader: Any = get_savable_loader(dataset)
+        dataset = energon.get_train_dataset(
+            self._description(),
+            worker_config=energon.WorkerConfig(run.host, run.hosts, workers, seed_offset=run.seed % 10**6),
+            batch_size=run.batch // workers,
+            shuffle_buffer_size=100,
+            max_samples_per_sequence=100,
+            packing_buffer_size=50 if run.pack else None,
+            task_encoder=_Encoder(run.pack),
+            repeat=not run.passes,
+        )
+        self.loader: Any = energon.get_savable_loader(dataset)
         self.iterator: Any = None
+
+    def _description(self) -> Path:
+        """Return the path of the dataset, or of a metadataset that blends several."""
+        run = self.run
+        paths = [run.folder / dataset.name for dataset in run.datasets]
+        if len(paths) == 1:
+            return paths[0]
+        blend = [{"path": str(path), "weight": weight} for path, weight in zip(paths, run.weights, strict=True)]
+        path = run.folder / f"{len(blend)}-{run.port}-{run.host}.yaml"
+        splits = {"train": {"blend": blend}}
+        path.write_text(
+            yaml.safe_dump({"__module__": "megatron.energon", "__class__": "MetadatasetV2", "splits": splits})
+        )
+        return path
 
     def next(self) -> list[Sample]:
         if self.iterator is None:
@@ -156,14 +135,14 @@ class Loader(Adapter):
 
     def restore(self, states: list[bytes]) -> None:
         with tempfile.TemporaryDirectory() as name:
-            files = [Path(name, f"rank{rank}.pth") for rank in range(len(states))]
-            for file, state in zip(files, states, strict=True):
-                file.write_bytes(state)
+            folder, own = Path(name), f"rank{self.run.host}.pth"
+            for rank, state in enumerate(states):
+                (folder / f"rank{rank}.pth").write_bytes(state)
             if len(states) != self.run.hosts:
-                out = Path(name, "out")
-                command_redist.callback([EPath(file) for file in files], EPath(out), self.run.hosts)
-                files = [out / f"rank{rank}.pth" for rank in range(self.run.hosts)]
-            self.loader.restore_state_rank(torch.load(files[self.run.host], weights_only=False))
+                files = [EPath(folder / f"rank{rank}.pth") for rank in range(len(states))]
+                folder /= "out"
+                command_redist.callback(files, EPath(folder), self.run.hosts)
+            self.loader.restore_state_rank(torch.load(folder / own, weights_only=False))
 
     def close(self) -> None:
         self.iterator = self.loader = None

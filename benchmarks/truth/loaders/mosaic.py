@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 
 if not torch.backends.cuda.is_built():
-    # The torchvision wheel is built with CUDA. Its import, which `streaming` needs, expects this operator.
-    torchvision = torch.library.Library("torchvision", "DEF")
-    torchvision.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    # The torchvision wheel is built with CUDA. Its import, which `streaming` needs, expects these operators.
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 from streaming import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from streaming.base.util import clean_stale_shared_memory, merge_index
