@@ -9,6 +9,9 @@ because it lost v others and began its next pass early. The samples that the fir
 If fewer than n samples were delivered, the places are those that were delivered, and losses cannot be seen, unless the
 data ended: then each sample that was not delivered is lost.
 
+The count is never too large, and sometimes a little too small: if the next pass begins early and delivers a lost sample
+first, the sample seems to be in its place.
+
 **Fairness.** Loaders pad or drop samples where hosts, workers or batches do not divide the data, and buffers mix the
 end of a pass with the next. The same counts of the same loader without any interruption are subtracted.
 """

@@ -105,7 +105,7 @@ class Fleet:
         self._all = set[Host]()
         self._lock = threading.Lock()
         self._log = Path(self._folder.name, "log")
-        module = loader if "." in loader else f"benchmarks.truth.loaders.{loader}"
+        module = loader if "." in loader or ":" in loader else f"benchmarks.truth.loaders.{loader}"
         path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "adapters"), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
         command = [python, "-m", "benchmarks.truth.host", module, self._address]

@@ -132,12 +132,18 @@ def _child(adapter: Adapter, connection: socket.socket) -> None:
 
 def load(module: str) -> Adapter:
     """Import an adapter."""
-    return importlib.import_module(module).Loader()
+    return loader_type(module)()
+
+
+def loader_type(place: str) -> type[Adapter]:
+    """Return the class `Loader` of a module, or the class of a place such as `module:Class`."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name or "Loader")
 
 
 def serve(module: str, address: str) -> None:
     """Accept hosts on a Unix socket until the harness ends."""
-    adapter_type = importlib.import_module(module).Loader
+    adapter_type = loader_type(module)
     if adapter_type.forkable:
         _import_all(adapter_type)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # hosts are not waited for

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import zlib
 from functools import lru_cache
 
 from benchmarks.truth.adapter import CLAIMS, Adapter, Run, Sample
@@ -32,37 +33,40 @@ class Loader(Adapter):
     def next(self) -> list[Sample]:
         run = self.run
         units = [self._unit() for _ in range(run.batch * run.hosts)]
-        mine = units[run.host * run.batch : (run.host + 1) * run.batch]
-        self.kept.append([(sample.dataset, sample.number) for unit in units for sample in unit])
+        self.kept.append([place for unit in units for place in unit])
         self.step += 1
-        return [sample for unit in mine for sample in unit]
+        mine = units[run.host * run.batch : (run.host + 1) * run.batch]
+        return [
+            Sample(dataset, number, tokens_of(dataset, number), zlib.crc32(b"%d %d %d" % (run.seed, dataset, number)))
+            for unit in mine
+            for dataset, number in unit
+        ]
 
-    def _unit(self) -> list[Sample]:
+    def _unit(self) -> list[tuple[int, int]]:
         """Return the next sample, or the next pack: samples while they fit."""
         if not self.run.pack:
             return [self._draw()]
-        unit, space = list[Sample](), self.run.pack
+        unit, space = list[tuple[int, int]](), self.run.pack
         while True:
             taken = list(self.taken)
-            sample = self._draw()
-            if sample.tokens > space:
+            place = self._draw()
+            if tokens_of(*place) > space:
                 self.taken = taken
                 return unit
-            unit.append(sample)
-            space -= sample.tokens
+            unit.append(place)
+            space -= tokens_of(*place)
 
-    def _draw(self) -> Sample:
-        run = self.run
-        total = sum(self.taken)
+    def _draw(self) -> tuple[int, int]:
+        run, total = self.run, sum(self.taken)
         if run.passes and total >= run.passes * sum(each.samples for each in run.datasets):
             raise StopIteration
         chosen = max(range(len(run.datasets)), key=lambda i: run.weights[i] * (total + 1) - self.taken[i])
-        position, samples = self.taken[chosen], run.datasets[chosen].samples
-        self.taken[chosen] += 1
-        number = _order(run.seed, chosen, position // samples, samples)[position % samples]
-        return Sample(
-            chosen, number, tokens_of(chosen, number), random.Random(f"{run.seed}/{chosen}/{position}").random()
-        )
+        return self._take(chosen)
+
+    def _take(self, dataset: int) -> tuple[int, int]:
+        position, samples = self.taken[dataset], self.run.datasets[dataset].samples
+        self.taken[dataset] += 1
+        return dataset, _order(self.run.seed, dataset, position // samples, samples)[position % samples]
 
     def save(self) -> bytes:
         return json.dumps({"step": self.step, "taken": self.taken, "kept": self.kept}).encode()
