@@ -74,7 +74,7 @@ class Loader(Adapter):
         "checkpoint redist`; packing_buffer_size=50"
     )
     claims = frozenset(
-        "resume elastic_hosts mixture elastic_mixture pack elastic_pack repeatable random shuffle".split()
+        ["resume", "elastic_hosts", "mixture", "elastic_mixture", "pack", "elastic_pack", "repeatable", "random", "shuffle"]
     )
     forkable = True
 
