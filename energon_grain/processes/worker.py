@@ -496,7 +496,7 @@ class WorkerStage:
     def _with_batches(self, chunk: Chunk, encoded: Encoded) -> Encoded:
         """The chunk with batches instead of samples, if possible."""
         numbers, maker, work = chunk.numbers, self._maker, encoded.work
-        if numbers is None or maker is None or encoded.drops:
+        if numbers is None or maker is None or encoded.drops or encoded.made:
             return encoded
         outcomes, restore_keys, made = list(encoded.outcomes), list(encoded.restore_keys), 0
         # Only the first batch is timed. It shows how hooks share the time of all batches.
