@@ -27,11 +27,11 @@ from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.cancellation import cancellable
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.clock import Clock
-from energon_grain.stream.extensions import COLUMN_BATCHES, ITEM_MAKER, extension
+from energon_grain.stream.extensions import COLUMN_BATCHES, ITEM_MAKER, KEEP_FREED_MEMORY, extension
 from energon_grain.stream.flow import Flow, Numbers, SampleLoader
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import Draws, Items, Sources
-from energon_grain.stream.memory import approximate_bytes, keep_freed_memory, paused_collection
+from energon_grain.stream.memory import approximate_bytes, paused_collection
 from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec
 
 _logger = logging.getLogger("energon_grain")
@@ -339,7 +339,7 @@ class PureStage:
     """
 
     def __init__(self, spec: StreamSpec, hook_lock: threading.RLock | None = None) -> None:
-        keep_freed_memory()
+        extension(KEEP_FREED_MEMORY)()
         self._spec = spec
         self.timed = spec.timed
         self.hook_lock = hook_lock or threading.RLock()

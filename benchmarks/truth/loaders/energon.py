@@ -74,7 +74,17 @@ class Loader(Adapter):
         "checkpoint redist`; packing_buffer_size=50"
     )
     claims = frozenset(
-        ["resume", "elastic_hosts", "mixture", "elastic_mixture", "pack", "elastic_pack", "repeatable", "random", "shuffle"]
+        [
+            "resume",
+            "elastic_hosts",
+            "mixture",
+            "elastic_mixture",
+            "pack",
+            "elastic_pack",
+            "repeatable",
+            "random",
+            "shuffle",
+        ]
     )
     forkable = True
 
