@@ -21,7 +21,7 @@ _LEAST_KNOWN = 8
 _SMALL_BITS = 16
 _CLASS_BITS = 3
 _EVERY = 20
-_AT_FIRST = 4.0
+_AT_FIRST = 4
 
 
 class Latencies:
@@ -62,19 +62,19 @@ class HedgeBudget:
     """
 
     def __init__(self, at_once: int) -> None:
-        self._most = max(_AT_FIRST, float(at_once))
-        self._left = _AT_FIRST
+        self._most = _EVERY * max(_AT_FIRST, at_once)
+        self._left = _EVERY * _AT_FIRST
         self._lock = threading.Lock()
 
     def earn(self) -> None:
         """Count a request."""
         with self._lock:
-            self._left = min(self._most, self._left + 1 / _EVERY)
+            self._left = min(self._most, self._left + 1)
 
     def spend(self) -> bool:
         """Whether a request may be sent again now."""
         with self._lock:
-            if self._left < 1:
+            if self._left < _EVERY:
                 return False
-            self._left -= 1
+            self._left -= _EVERY
             return True
