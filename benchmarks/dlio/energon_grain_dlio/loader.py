@@ -47,14 +47,19 @@ class EnergonGrainDataLoader(BaseDataLoader):
         listed.write_text("".join(f"{os.path.abspath(file)}\n" for file in files))
         dataset = get_train_dataset(
             listed,
-            worker_config=WorkerConfig(rank=self._args.my_rank, world_size=self._args.comm_size, num_workers=0),
+            worker_config=WorkerConfig(
+                rank=self._args.my_rank,
+                world_size=self._args.comm_size,
+                num_workers=self._args.read_threads,
+                worker_type="thread",
+            ),
             batch_size=self.batch_size,
             shuffle_buffer_size=len(files),
             max_samples_per_sequence=None,
             task_encoder=Decode(),
             seed=self._args.seed,
         )
-        self._loader = get_savable_loader(dataset, threads=max(1, self._args.read_threads))
+        self._loader = get_savable_loader(dataset)
 
     def next(self) -> Iterator[Any]:
         """Yield the batches of one epoch."""

@@ -1,7 +1,8 @@
 """webdataset in torchdata's `StatefulDataLoader`, which saves the state that an iterable dataset returns.
 
 https://github.com/webdataset/webdataset#readme (pipelines, `RandomMix`) and
-https://github.com/meta-pytorch/data/blob/v0.11.0/torchdata/stateful_dataloader/README.md, "Saving Custom State". Without
+https://github.com/meta-pytorch/data/blob/v0.11.0/torchdata/stateful_dataloader/README.md,
+"Saving Custom State". Without
 such a state StatefulDataLoader replays by itself, and loses samples after a second restart (`../PEERS.md`).
 """
 
