@@ -73,18 +73,8 @@ class Loader(Adapter):
         "shards), equal for all hosts of a history; a step is a micro-batch of each worker; other hosts: `energon "
         "checkpoint redist`; packing_buffer_size=50"
     )
-    claims = frozenset(
-        [
-            "resume",
-            "elastic_hosts",
-            "mixture",
-            "elastic_mixture",
-            "pack",
-            "elastic_pack",
-            "repeatable",
-            "random",
-            "shuffle",
-        ]
+    claims = frozenset({"resume", "elastic_hosts", "mixture", "elastic_mixture", "pack", "elastic_pack"}) | frozenset(
+        {"repeatable", "random", "shuffle"}
     )
     forkable = True
 
@@ -108,7 +98,9 @@ class Loader(Adapter):
         self.rounds = workers
         dataset = energon.get_train_dataset(
             self._description(),
-            worker_config=energon.WorkerConfig(run.host, run.hosts, workers, seed_offset=run.seed % 10**6),
+            worker_config=energon.WorkerConfig(
+                rank=run.host, world_size=run.hosts, num_workers=workers, seed_offset=run.seed % 10**6
+            ),
             batch_size=run.batch // workers,
             shuffle_buffer_size=100,
             max_samples_per_sequence=100,

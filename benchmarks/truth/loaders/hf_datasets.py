@@ -23,9 +23,10 @@ class Loader(Adapter):
     page = "https://huggingface.co/docs/datasets/stream"
     package = "datasets"
     settings = (
-        "webdataset builder; shuffle(seed, buffer_size=1000), the default; split_dataset_by_node; "
-        "interleave_datasets(probabilities, stopping_strategy='all_exhausted'); StatefulDataLoader. The page says that "
-        "samples in shuffle buffers are lost when resuming: compare with the unshuffled row"
+        "webdataset builder; shuffle(seed, buffer_size=100, max_buffer_input_shards=1): with its default of 10, states "
+        "of workers raise IndexError; split_dataset_by_node; interleave_datasets(probabilities, "
+        "stopping_strategy='all_exhausted'); StatefulDataLoader. The page says that samples in shuffle buffers are "
+        "lost when resuming: compare with the row of the unshuffled stream"
     )
     claims = frozenset({"resume", "mixture", "repeatable", "shuffle"})
     forkable = True
@@ -38,7 +39,9 @@ class Loader(Adapter):
             tars = sorted(str(tar) for tar in (run.folder / dataset.name).glob("*.tar"))
             datasets.append(load_dataset("webdataset", data_files={"train": tars}, split="train", streaming=True))
         if self.shuffled:
-            datasets = [dataset.shuffle(seed=run.seed, buffer_size=1000) for dataset in datasets]
+            datasets = [
+                dataset.shuffle(seed=run.seed, buffer_size=100, max_buffer_input_shards=1) for dataset in datasets
+            ]
         mixed = datasets[0]
         if len(datasets) > 1:
             mixed = interleave_datasets(datasets, list(run.weights), seed=run.seed, stopping_strategy="all_exhausted")

@@ -1,7 +1,9 @@
-"""webdataset in torchdata's `StatefulDataLoader`, which replays an iterable dataset up to its state.
+"""webdataset in torchdata's `StatefulDataLoader`, which saves the state that an iterable dataset returns.
 
 https://github.com/webdataset/webdataset#readme (pipelines, `RandomMix`) and
-https://github.com/meta-pytorch/data/blob/v0.11.0/torchdata/stateful_dataloader/README.md: "naively fast-forward".
+https://github.com/meta-pytorch/data/blob/v0.11.0/torchdata/stateful_dataloader/README.md,
+"Saving Custom State". Without
+such a state StatefulDataLoader replays by itself, and loses samples after a second restart (`../PEERS.md`).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import os
 import pickle
 import random
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,12 +23,24 @@ from benchmarks.truth.adapter import Adapter, Run, Sample
 
 
 class _Epoch(torch.utils.data.IterableDataset[dict[str, Any]]):
-    """The pipeline of one epoch. Everything random is seeded, so that a replay gives the same samples."""
+    """The pipeline of one epoch. Its state is the number of samples; it is seeded, so that a replay gives the same."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.epoch = run, 0
+        self.run, self.epoch, self.taken, self.skipped = run, 0, 0, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.skipped = state["taken"]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.taken, self.skipped = self.skipped, 0
+        for sample in islice(self._pipeline(), self.taken, None):
+            self.taken += 1
+            yield sample
+
+    def _pipeline(self) -> Iterator[dict[str, Any]]:
         run, worker = self.run, torch.utils.data.get_worker_info()
         seed = f"{run.seed}/{self.epoch}/{run.host}/{worker.id if worker else 0}"
         random.seed(seed)  # RandomMix draws from the global generator
@@ -51,7 +66,7 @@ class Loader(Adapter):
     package = "webdataset"
     settings = (
         "WebDataset(shardshuffle=100, detshuffle=True, seed, nodesplitter=split_by_node).shuffle(1000) with seeded "
-        "generators; RandomMix(probs), repeat(), with a seeded `random`"
+        "generators; RandomMix(probs), repeat(), with a seeded `random`; the dataset counts samples as its state"
     )
     claims = frozenset({"resume", "mixture", "repeatable", "shuffle"})
     forkable = True
