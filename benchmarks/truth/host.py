@@ -148,8 +148,9 @@ def serve(module: str, address: str) -> None:
         _import_all(adapter_type)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # hosts are not waited for
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
+    listener.bind(address + ".new")
     listener.listen(64)
+    os.rename(address + ".new", address)  # who finds the address can connect
     parent = os.getppid()
     listener.settimeout(1.0)
     while os.getppid() == parent:
