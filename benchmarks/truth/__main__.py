@@ -31,8 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--results",
         type=Path,
-        default=Path(".bench/truth"),
-        help="folder of results, one JSON file per loader (default: .bench/truth)",
+        default=FOLDER / "results",
+        help="folder of results, one JSON file per loader (default: beside the program)",
     )
     parser.add_argument("--publish", action="store_true", help="write RESULTS.md and the picture, of all results")
     options = parser.parse_args(arguments)

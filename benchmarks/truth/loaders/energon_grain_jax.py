@@ -15,9 +15,7 @@ from energon_grain.prepare import prepare_dataset
 class Hooks:
     """Each sample with a number that its augmentation draws. A mixin for the task encoders of JAX and torch."""
 
-    rng: Any
-
-    def encode_sample(self, sample: Any) -> tuple[str, float]:
+    def encode_sample(self: Any, sample: Any) -> tuple[str, float]:
         return sample.text, float(self.rng.random())
 
     def pack_selected_samples(self, samples: list[tuple[str, float]]) -> Any:
