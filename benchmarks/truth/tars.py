@@ -49,3 +49,12 @@ def write(folder: Path, datasets: Sequence[Dataset]) -> None:
                     member = tarfile.TarInfo(f"{number:06d}.txt")
                     member.size = len(body)
                     tar.addfile(member, io.BytesIO(body))
+
+
+def members(tar: Path) -> Iterator[bytes]:
+    """Yield the parts `.txt` of a tar, in their order."""
+    with tarfile.open(tar) as file:
+        for member in file:
+            extracted = file.extractfile(member)
+            if extracted is not None:
+                yield extracted.read()

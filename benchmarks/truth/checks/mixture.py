@@ -12,10 +12,11 @@ from benchmarks.truth.history import Rules
 def measure(fleet: Fleet, seed: int) -> Values:
     """Kill and resume a run over two to eight weighted datasets."""
     claims = fleet.claims
+    elastic = "elastic_mixture" in claims and seed % 2 == 1
     rules = Rules(
         mixture=True,
-        other_hosts="elastic_hosts" in claims and seed % 2 == 1,
-        other_workers="elastic_workers" in claims and seed % 2 == 1,
+        other_hosts=elastic and "elastic_hosts" in claims,
+        other_workers=elastic and "elastic_workers" in claims,
         even=even(claims, seed),
     )
     return of_history(fleet, seed, rules)

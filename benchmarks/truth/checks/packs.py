@@ -16,7 +16,7 @@ def measure(fleet: Fleet, seed: int) -> Values:
     rules = Rules(
         pack=True,
         mixture="mixture" in claims and seed % 2 == 1,
-        other_hosts="elastic_hosts" in claims and seed // 2 % 2 == 1,
+        other_hosts={"elastic_hosts", "elastic_pack"} <= claims and seed // 2 % 2 == 1,
         even=even(claims, seed),
     )
     return of_history(fleet, seed, rules)
