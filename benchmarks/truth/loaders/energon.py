@@ -42,10 +42,10 @@ class _Encoder(energon.DefaultTaskEncoder):
 
     @energon.stateless(restore_seeds=True)
     def encode_sample(self, sample: energon.TextSample) -> Places:
-        return Places(**energon.basic_sample_keys(sample), places=[Sample.of(sample.text, random.random())])
+        return Places.derive_from(sample, places=[Sample.of(sample.text, random.random())])
 
     def batch(self, samples: list[Places]) -> Places:
-        return Places.from_samples(samples, places=[place for sample in samples for place in sample.places])
+        return Places.derive_from(samples[0], places=[place for sample in samples for place in sample.places])
 
     def select_samples_to_pack(self, samples: list[Places]) -> list[list[Places]]:
         groups, space = list[list[Places]](), 0
@@ -59,7 +59,7 @@ class _Encoder(energon.DefaultTaskEncoder):
 
     @energon.stateless
     def pack_selected_samples(self, samples: list[Places]) -> Places:
-        return Places.from_samples(samples, places=[sample.places[0] for sample in samples])
+        return Places.derive_from(samples[0], places=[sample.places[0] for sample in samples])
 
 
 class Loader(Adapter):
@@ -71,7 +71,7 @@ class Loader(Adapter):
     settings = (
         "shuffle_buffer_size=100, max_samples_per_sequence=100 (quickstart); hosts x workers = gcd(global batch, "
         "shards), equal for all hosts of a history; a step is a micro-batch of each worker; other hosts: `energon "
-        "checkpoint redist`; packing_buffer_size=50"
+        "checkpoint redist`; packing_buffer_size=50; endless, as in the page"
     )
     claims = frozenset({"resume", "elastic_hosts", "mixture", "elastic_mixture", "pack", "elastic_pack"}) | frozenset(
         {"repeatable", "random", "shuffle"}
@@ -106,7 +106,6 @@ class Loader(Adapter):
             max_samples_per_sequence=100,
             packing_buffer_size=50 if run.pack else None,
             task_encoder=_Encoder(run.pack),
-            repeat=not run.passes,
         )
         self.loader: Any = energon.get_savable_loader(dataset)
         self.iterator: Any = None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from lhotse import CutSet
 from lhotse.cut import MonoCut
-from lhotse.dataset import SimpleCutSampler
+from lhotse.dataset import DynamicCutSampler
 
 from benchmarks.truth.adapter import Adapter, Dataset, Run, Sample
 from benchmarks.truth.tars import members
@@ -31,7 +31,7 @@ class Loader(Adapter):
     page = "https://lhotse.readthedocs.io/en/v1.33/datasets.html"
     package = "lhotse"
     settings = (
-        "SimpleCutSampler(max_cuts=batch, shuffle=True) over cuts in memory; DataLoader(num_workers=0), because with "
+        "DynamicCutSampler(max_cuts=batch, shuffle=True) over cuts in memory; DataLoader(num_workers=0), because with "
         "workers the page says that the state is ahead of the batches; mixtures: CutSet.mux(weights) of repeat()ed sets"
     )
     claims = frozenset({"resume", "mixture", "repeatable", "shuffle"})
@@ -53,7 +53,7 @@ class Loader(Adapter):
         if len(sets) > 1:
             sets = [cuts.shuffle(random.Random(run.seed + index)).repeat() for index, cuts in enumerate(sets)]
             sets = [CutSet.mux(*sets, weights=list(run.weights), seed=run.seed)]
-        self.sampler = SimpleCutSampler(
+        self.sampler = DynamicCutSampler(
             sets[0], max_cuts=run.batch, shuffle=True, seed=run.seed, world_size=run.hosts, rank=run.host
         )
         self.iterator: Any = None

@@ -36,7 +36,7 @@ class Loader(Adapter):
             index = 0
             for tar in sorted((folder / dataset.name).glob("*.tar")):
                 for text in members(tar):
-                    writer[index] = text
+                    writer[index] = text.decode()
                     index += 1
             writer.done()
             writer.merge()
