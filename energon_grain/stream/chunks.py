@@ -135,7 +135,7 @@ SAMPLES_OF_A_LEAF = 16
 """Samples per leaf read at once if there are many leaves: the call for a leaf costs as much as this many samples."""
 CHUNK_SECONDS = 0.1
 """A chunk is cut to take at most about this long."""
-HOOK_SECONDS = 0.005
+HOOK_SECONDS = 0.01
 """Slow hooks take at most about this long, times the number of threads, if a chunk has more than a batch: the other
 threads wait while one begins or ends a chunk, for about 1 ms."""
 _SLOW_SECONDS = 1e-4
