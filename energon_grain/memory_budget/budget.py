@@ -4,8 +4,8 @@
 Every process of the tree measures itself several times per second. The memory that no holder can give back (the
 interpreter, the program, work in progress) is its *fixed* part, of which the maximum of the last seconds counts. The
 budget without the fixed parts of all processes is divided: first among the processes, then among the holders of each. A
-holder is allowed little at first, and at most half as much again after each measurement, so work in progress shows up
-in a measurement before the look-ahead grows further.
+holder is allowed a sixth of that at first, and grows in steps of this size, so work in progress shows up in a
+measurement before the look-ahead grows further.
 
 A holder that is full asks for twice its size, and one that is not asks for little more than it has.
 """
@@ -30,7 +30,7 @@ from energon_grain.formats.mapped_files import mapped_bytes, release_mapped
 from energon_grain.memory_budget.ahead import LookAhead
 from energon_grain.memory_budget.allocator import keep_little_memory, trim
 from energon_grain.memory_budget.ledger import ENVIRONMENT as LEDGER, KINDS, Ledger
-from energon_grain.memory_budget.measure import Measured, descendants, measurable, measure
+from energon_grain.memory_budget.measure import Measured, measurable, measure
 from energon_grain.memory_budget.settings import ENVIRONMENT, StreamMemory
 from energon_grain.memory_budget.shares import divide
 from energon_grain.memory_budget.use import HeldMemory, MemoryUse
@@ -54,7 +54,7 @@ _COST = 30
 """Measuring takes at most 1/30 of the time of one core."""
 _GIVING_BACK_COST = 50
 _ASKED_BYTES = 16 << 20
-_GROWTH_BYTES = 8 << 20
+_GROWTH_BYTES, _GROWTH_STEPS = 8 << 20, 6
 _MIB = 1 << 20
 _LEAST_CHUNK_BYTES = 256 << 10
 _CHUNKS = 16
@@ -79,6 +79,7 @@ class MemoryBudget:
 
     def start(self) -> None:
         """Limit the holders of this process from now on."""
+        self.ledger.claim()
         holders.add(self.look_ahead)
         look_ahead.budget = self.look_ahead.fits
         keep_little_memory()
@@ -142,17 +143,16 @@ class MemoryBudget:
         while self._fixed[0][0] < now - _WINDOW_SECONDS:
             self._fixed.popleft()
         recent = [size_bytes for at, size_bytes in self._fixed if at > now - _SETTLED_SECONDS]
-        row["measured"], row["fixed"], row["floor"] = total, max(each for _, each in self._fixed), min(recent)
+        row["measured"], row["rest"] = found.total, self._fixed[-1][1]
+        row["fixed"], row["floor"] = max(each for _, each in self._fixed), min(recent)
         row["least"], row["asked"] = self.look_ahead.least_bytes(), asked_bytes
         row["held"] = [by_kind[kind] for kind in KINDS]
-        if self.ledger.root == os.getpid():
-            row["others"] = self._others(now)
+        row["others"] = self._others(now) if self.ledger.measures_others else 0
 
     def _others(self, now: float) -> int:
-        """Memory of processes below this one that have no row."""
+        """Memory of the processes of the tree that have no row."""
         if now > self._others_at:
-            known = set(self.ledger.alive()["pid"].tolist())
-            self._others_bytes = sum(measure(pid).total for pid in descendants(os.getpid()) if pid not in known)
+            self._others_bytes = sum(measure(pid).total for pid in self.ledger.others())
             self._others_at = now + max(_OTHERS_SECONDS, _COST * (time.monotonic() - now))
         return self._others_bytes
 
@@ -172,8 +172,8 @@ class MemoryBudget:
         place = int(np.flatnonzero(rows["pid"] == os.getpid())[0])
         share = divide(free, rows["asked"].tolist())[place]
         for holder, size_bytes in zip(asked, divide(share, [*asked.values()]), strict=True):
-            before = self._allowed.get(holder, _GROWTH_BYTES)
-            allowed = min(size_bytes, max(before, held[holder]) * 3 // 2 + _GROWTH_BYTES)
+            before = max(self._allowed.get(holder, 0), held[holder])
+            allowed = min(size_bytes, before + max(_GROWTH_BYTES, before // 2, share // _GROWTH_STEPS))
             self._allowed[holder] = allowed
             holder.allow(allowed)
         look_ahead.chunk_bytes = max(_LEAST_CHUNK_BYTES, min(CHUNK_BYTES, share // _CHUNKS))
@@ -216,10 +216,9 @@ class MemoryBudget:
         self.update()
         rows = self.ledger.alive()
         held = dict(zip(KINDS, rows["held"].sum(axis=0).tolist(), strict=True))
-        rest = np.maximum(0, rows["measured"] - rows["held"].sum(axis=1))
         own = rows["pid"] == os.getpid()
-        held["workers"] = int(rest[~own].sum() + rows["others"].sum())
-        held["interpreter"] = int(rest[own].sum())
+        held["workers"] = int(rows["rest"][~own].sum() + rows["others"].sum())
+        held["interpreter"] = int(rows["rest"][own].sum())
         return MemoryUse(
             budget_bytes=self.ledger.budget_bytes,
             used_bytes=int(rows["measured"].sum() + rows["others"].sum()),
@@ -290,6 +289,19 @@ def join_budget() -> MemoryBudget | None:
             elif _active is None and (memory := os.environ.get(ENVIRONMENT)):
                 use_memory(memory)
     return _active
+
+
+def prepare_budget() -> None:
+    """Begin the budget of the environment for processes that are forked later, without a thread in this one."""
+    memory = os.environ.get(ENVIRONMENT)
+    if memory and measurable() and _active is None and Ledger.inherited() is None:
+        ledger = Ledger.new(StreamMemory(memory).own_bytes)
+        os.environ[LEDGER] = ledger.path
+        _prepared.append(ledger)
+
+
+_prepared: list[Ledger] = []
+"""They keep their files open."""
 
 
 def _begin(ledger: Ledger) -> None:
