@@ -20,6 +20,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -131,23 +132,24 @@ class MemoryBudget:
         return held_bytes * (2 if full else 1) + _ASKED_BYTES
 
     def _write(self, found: Measured, held: dict[MemoryHolder, int], asked_bytes: int) -> None:
-        now, row = time.monotonic(), self.ledger.own
-        by_kind = dict.fromkeys(KINDS, 0)
-        for holder, size_bytes in held.items():
-            by_kind[holder.holder if holder.holder in by_kind else "caches"] += size_bytes
+        row, by_kind, total = self.ledger.own, _by_kind(held), found.total
         by_kind["indices"] = min(mapped_bytes(), found.files)
-        total = found.total
         if any(holder.holder == "buffers" for holder in held):  # results are in files, of which some are not yet mapped
             total += max(0, by_kind["look-ahead"] + by_kind["buffers"] - found.shared)
-        self._fixed.append((now, max(0, total - sum(by_kind.values()))))
+        row["measured"], row["rest"] = found.total, max(0, total - sum(by_kind.values()))
+        row["fixed"], row["floor"] = self._extremes(int(row["rest"][0]))
+        row["least"], row["asked"] = self.look_ahead.least_bytes(), asked_bytes
+        row["held"] = [by_kind[kind] for kind in KINDS]
+        row["others"] = self._others(time.monotonic()) if self.ledger.measures_others else 0
+
+    def _extremes(self, rest_bytes: int) -> tuple[int, int]:
+        """The maximum of some seconds, and the minimum of the last one."""
+        now = time.monotonic()
+        self._fixed.append((now, rest_bytes))
         while self._fixed[0][0] < now - _WINDOW_SECONDS:
             self._fixed.popleft()
         recent = [size_bytes for at, size_bytes in self._fixed if at > now - _SETTLED_SECONDS]
-        row["measured"], row["rest"] = found.total, self._fixed[-1][1]
-        row["fixed"], row["floor"] = max(each for _, each in self._fixed), min(recent)
-        row["least"], row["asked"] = self.look_ahead.least_bytes(), asked_bytes
-        row["held"] = [by_kind[kind] for kind in KINDS]
-        row["others"] = self._others(now) if self.ledger.measures_others else 0
+        return max(size_bytes for _, size_bytes in self._fixed), min(recent)
 
     def _others(self, now: float) -> int:
         """Memory of the processes of the tree that have no row."""
@@ -236,6 +238,13 @@ def holders_now() -> tuple[MemoryHolder, ...]:
             return tuple(holders)
 
 
+def _by_kind(held: Mapping[MemoryHolder, int]) -> dict[str, int]:
+    found = dict.fromkeys(KINDS, 0)
+    for holder, size_bytes in held.items():
+        found[holder.holder if holder.holder in found else "caches"] += size_bytes
+    return found
+
+
 def _minimum(rows: Any) -> int:
     return int((rows["fixed"].sum() + rows["others"].sum() + rows["least"].sum()) / _USED)
 
@@ -262,22 +271,26 @@ def use_memory(memory: StreamMemory | str | int | None) -> None:
     Raises:
         ConfigError: It is not a size, or this system does not report PSS (it needs Linux 4.14).
     """
-    global _active
     with _changing:
-        settings = None if memory is None else StreamMemory.of(memory)
-        if settings is not None and not measurable():
-            raise ConfigError(f"memory={memory!r}: needs Linux, whose /proc/self/smaps_rollup measures it")
-        if settings is not None and _active is not None:
-            if _active.ledger.root == os.getpid():
-                _active.ledger.resize(settings.own_bytes)
+        if memory is None:
+            _end()
             return
-        if _active is not None:
-            _active.stop()
-            if _active.ledger.root == os.getpid():
-                os.environ.pop(LEDGER, None)
-            _active = None
-        if settings is not None:
+        settings = StreamMemory.of(memory)
+        if not measurable():
+            raise ConfigError(f"memory={memory!r}: needs Linux, whose /proc/self/smaps_rollup measures it")
+        if _active is None:
             _begin(Ledger.inherited() or Ledger.new(settings.own_bytes))
+        elif _active.ledger.root == os.getpid():
+            _active.ledger.resize(settings.own_bytes)
+
+
+def _end() -> None:
+    global _active
+    if _active is not None:
+        _active.stop()
+        if _active.ledger.root == os.getpid():
+            os.environ.pop(LEDGER, None)
+        _active = None
 
 
 def join_budget() -> MemoryBudget | None:
