@@ -312,7 +312,8 @@ def _plans(
         most = max(1, bound * len(draws) // max(1, len(draws.leaf)))
         prefetched = None
         if ahead:
-            prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])
+            step_bytes = min(ahead.step_bytes, look_ahead.step_bytes)
+            prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, step_bytes, side="right")) - 1)])
             draws, totals = draws[: len(prefetched)], totals[: len(prefetched) + 1]
         yield _Plan(first=first, draws=draws, totals=totals, prefetched=prefetched)
         first += len(draws)
