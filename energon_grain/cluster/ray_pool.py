@@ -89,6 +89,12 @@ class _Actor:
     beat: Any = None
     asked_s: float = 0.0
 
+    def ask(self) -> None:
+        """Ask whether it lives, unless it has not answered yet."""
+        if self.beat is None:
+            self.asked_s = time.monotonic()
+            self.beat = self.handle.beat.options(concurrency_group=_BESIDE_CHUNKS).remote()
+
     @property
     def silent(self) -> bool:
         """Whether it does not answer: its node may be gone, or a hook keeps Python's lock."""
@@ -209,8 +215,12 @@ class RayPool:
     @property
     def handles(self) -> list[Any]:
         """Ray's handles of the actors that take chunks."""
+        return [actor.handle for actor in self._ready()]
+
+    def _ready(self) -> list[_Actor]:
+        """The actors that take chunks."""
         with self._changed:
-            return [actor.handle for actor in self._actors.values() if actor.host is not None]
+            return [actor for actor in self._actors.values() if actor.host is not None]
 
     def lease(self, spec: StreamSpec, stage: PureStage, budget_bytes: int) -> RayLease:
         """The workers of one stream, see `stream.workers.Pool`. Raises WorkerError if it cannot be pickled."""
@@ -254,7 +264,7 @@ class RayPool:
     def stats(self) -> RayPoolStats:
         """Counters since the pool was made."""
         with self._changed:
-            ready = [actor for actor in self._actors.values() if actor.host is not None]
+            ready = self._ready()
             near = sum(actor.host is not None and actor.host.near for actor in ready)
             return RayPoolStats(workers=self._workers, ready=len(ready), near=near, **self._counts)
 
@@ -331,18 +341,11 @@ class RayPool:
             self._changed.notify_all()
 
     def watch(self) -> None:
-        """Ask the actors whether they live, and replace those that do not."""
-        with self._changed:
-            ready = [actor for actor in self._actors.values() if actor.host is not None]
-            if sum(actor.slot < self._workers for actor in ready) == self._workers:
-                self._dismiss()  # spare ones
-        wanted = [lease.wanted for lease in tuple(self._leases)]
-        if wanted and max(wanted) < self._workers:
-            self.resize(int(max(wanted)))
+        """Ask the actors whether they live, and replace those that do not. End those that are not needed."""
+        ready = self._ready()
+        self._end_unneeded(ready)
         for actor in ready:
-            if actor.beat is None:
-                actor.asked_s = time.monotonic()
-                actor.beat = actor.handle.beat.options(concurrency_group=_BESIDE_CHUNKS).remote()
+            actor.ask()
         beats = [actor.beat for actor in ready]
         done, _ = ray.wait(beats, num_returns=len(beats), timeout=POLL_SECONDS) if beats else ((), ())
         for actor in ready:
@@ -352,6 +355,15 @@ class RayPool:
                     ray.get(beat)
                 except _DIED as error:
                     self.died(actor, error)
+
+    def _end_unneeded(self, ready: Sequence[_Actor]) -> None:
+        """End spare actors if all others have started, and those that no stream has used for a while."""
+        with self._changed:
+            if sum(actor.slot < self._workers for actor in ready) == self._workers:
+                self._dismiss()
+        wanted = max((lease.wanted for lease in tuple(self._leases)), default=math.inf)
+        if wanted < self._workers:
+            self.resize(int(wanted))
 
     def choose(self, avoid: Sequence[_Actor] = (), within: float = math.inf) -> _Actor:
         """The actor with the fewest chunks. Raises WorkerError if none starts in time.
@@ -394,30 +406,37 @@ class RayPool:
         raise_if_cancelled()
         if not self._actors or time.monotonic() > until:
             raise self._not_started()
-        ready = any(actor.host is not None for actor in self._actors.values())
-        if ready or not self._counts["deaths"]:
+        self._start_spare(time.monotonic())
+        self._changed.wait(POLL_SECONDS)
+
+    def _start_spare(self, now: float) -> None:
+        """Start a spare actor if all actors were lost a while ago."""
+        if self._ready() or not self._counts["deaths"]:
             self._stuck_s = math.inf
         elif self._stuck_s == math.inf:
-            self._stuck_s = time.monotonic()
-        elif time.monotonic() - self._stuck_s > _STUCK_SECONDS:
-            self._stuck_s = time.monotonic()
+            self._stuck_s = now
+        elif now - self._stuck_s > _STUCK_SECONDS:
+            self._stuck_s = now
             spare = next(slot for slot in itertools.count(self._workers) if slot not in self._actors)
             if spare < self._workers + _MOST_SPARE:
                 self._start(spare)
-        self._changed.wait(POLL_SECONDS)
 
     def patience_s(self, actors: Sequence[_Actor]) -> float:
         """How long to wait for an answer of actors that have a chunk, before another gets it too."""
         if self.hedge_s is None:
             return math.inf
+        if all(actor.silent for actor in actors):
+            others = [actor for actor in self._ready() if actor not in actors]
+            return math.inf if all(actor.silent for actor in others) else 0.0
+        return self.late_s if len(actors) == 1 else math.inf
+
+    @property
+    def late_s(self) -> float:
+        """Time after which a chunk is late: `hedge_s`, or more if chunks usually take long."""
         with self._changed:
-            if all(actor.silent for actor in actors):
-                others = [actor for actor in self._actors.values() if actor.host is not None and actor not in actors]
-                return math.inf if all(actor.silent for actor in others) else 0.0
-            if len(actors) > 1:
-                return math.inf
             seconds = sorted(self._seconds)
-        return max(self.hedge_s, _SLOW * seconds[len(seconds) * 9 // 10]) if seconds else self.hedge_s
+        usual_s = seconds[len(seconds) * 9 // 10] if seconds else 0.0
+        return max(self.hedge_s or 0.0, _SLOW * usual_s)
 
     def _not_started(self) -> WorkerError:
         if self._closed.is_set():
@@ -450,7 +469,7 @@ class RayPool:
                 del self._actors[actor.slot]
                 try:
                     self.deaths.count(lost)
-                    if actor.slot < self._workers:
+                    if actor.slot < self._workers and ray.is_initialized():  # otherwise another Ray would start
                         self._start(actor.slot)
                 except WorkerError as too_many:
                     self._too_many = str(too_many)
@@ -481,7 +500,7 @@ def _welcome(pool: weakref.ref[RayPool], actor: _Actor) -> None:
         started = actor.handle.beat.remote()
         while not ray.wait([started], timeout=_BEAT_SECONDS)[0]:
             found = pool()
-            if found is None or not found.expects(actor):
+            if found is None or not found.expects(actor) or not ray.is_initialized():
                 return
             del found
         found = pool()
