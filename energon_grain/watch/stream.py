@@ -25,8 +25,8 @@ from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.steps import Step
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.workers import MakePool, ThreadPool
-from energon_grain.watch.auto_workers import AutoWorkers
+from energon_grain.stream.workers import MakePool
+from energon_grain.watch.auto_workers import AutoWorkers, Resizable
 from energon_grain.watch.loader_stats import LoaderStats, Setup
 from energon_grain.watch.statistics import Statistics
 
@@ -88,7 +88,8 @@ class Stream(stream.Stream):
         self.statistics = Statistics(names, setup, partial(expected_reads, spec), extension(COST_SHARES)(spec))
         self._auto: AutoWorkers | None = None
         if config.num_workers == "auto":
-            self._auto = AutoWorkers(max(1, prefetch_factor), hooks=any(True for _ in spec.stage_hooks()))
+            hooks = any(True for _ in spec.stage_hooks())
+            self._auto = AutoWorkers(max(1, prefetch_factor), hooks=hooks, pool=config.workers)
         super().__init__(
             spec,
             config,
@@ -140,11 +141,11 @@ class Stream(stream.Stream):
     def _stepped(self, steps: int, samples: int, waited_s: float) -> None:
         """Handle delivered steps, with their samples and the time waited for them."""
         if self._auto is not None:
-            if isinstance(self._pool, ThreadPool):
+            if isinstance(self._pool, Resizable):
                 self._auto.runs(self._pool, self._steps if isinstance(self._steps, Background) else None)
                 self._auto.took(steps, samples, waited_s)
             else:
-                self._auto = None  # hooks may not run in threads
+                self._auto = None  # hooks may not run in threads, or the pool has one size
         if self._more_than_cores:
             self._warn_if_crowded()
         if self._may_wait_in_turn and self.workers > 1:
