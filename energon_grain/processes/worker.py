@@ -44,6 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import SkipSample, WorkerError
+from energon_grain.memory_budget.budget import join_budget
 from energon_grain.processes.start import end_with, end_without_parent
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.source import LazySources, Source
@@ -52,7 +53,7 @@ from energon_grain.stream.batches import BatchMaker
 from energon_grain.stream.chunks import Chunk, Encoded, MadeBatch
 from energon_grain.stream.clock import Clock
 from energon_grain.stream.drops import Dropped, PartialItem
-from energon_grain.stream.memory import paused_collection
+from energon_grain.stream.memory import holders, paused_collection
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import IN_A_WORKER, set_worker_number
@@ -65,6 +66,7 @@ _NO_MORE_FILES = (
     "close some, or raise the limit (`ulimit -n`)"
 )
 _ALIGNMENT = 64
+_BLOCK_BYTES = 512  # the unit of `st_blocks`
 _STAYING = 16
 """Buffers of at least 1/16 of a result stay in its file. Smaller ones are copied: holding one would keep the file."""
 
@@ -311,7 +313,7 @@ class ResultFile:
 
 
 class ResultFiles:
-    """The files that workers write results to. A file is reused once nothing refers to its memory.
+    """The files that workers write results to. A file is reused once nothing refers to its memory. A memory holder.
 
     Allocating, clearing and mapping new memory page by page takes longer than writing to existing memory.
 
@@ -319,10 +321,29 @@ class ResultFiles:
         most: Maximum number of files in use by consumers. Beyond it, consumers get copies.
     """
 
+    holder = "buffers"
+
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: set[ResultFile] = set()
         self._free: deque[ResultFile] = deque(maxlen=most)
+        holders.add(self)
+
+    def held_bytes(self) -> int:
+        """Size of the files that wait to be used again."""
+        total = 0
+        for _ in range(len(self._free)):
+            with suppress(IndexError):
+                file = self._free.popleft()
+                total += os.fstat(file.descriptor).st_blocks * _BLOCK_BYTES
+                self._free.append(file)
+        return total
+
+    def allow(self, size_bytes: int) -> None:
+        """Keep at most this much for reuse."""
+        while self.held_bytes() > size_bytes:
+            with suppress(IndexError):
+                self._free.popleft()
 
     def take(self) -> ResultFile:
         """A free file. Raises WorkerError if this process has reached its limit of open files."""
@@ -496,7 +517,7 @@ class WorkerStage:
     def _with_batches(self, chunk: Chunk, encoded: Encoded) -> Encoded:
         """The chunk with batches instead of samples, if possible."""
         numbers, maker, work = chunk.numbers, self._maker, encoded.work
-        if numbers is None or maker is None or encoded.drops:
+        if numbers is None or maker is None or encoded.drops or encoded.made:
             return encoded
         outcomes, restore_keys, made = list(encoded.outcomes), list(encoded.restore_keys), 0
         # Only the first batch is timed. It shows how hooks share the time of all batches.
@@ -612,6 +633,7 @@ def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> bool:
     # A SIGTERM handler of the program is for the program only. A forked worker would run it too, and might not end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     set_worker_number(number)
+    join_budget()
     try:
         first = None if spec is not None else channel.receive()[0]
         stage, failed = None, None
