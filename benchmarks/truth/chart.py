@@ -38,8 +38,8 @@ font-size="12.5" fill="#263238">
 <!-- Written by `benchmarks.truth` from the results of LoaderTruth. -->
 <style>.note {{ fill: #607d8b }} .end {{ text-anchor: end }} .middle {{ text-anchor: middle }}</style>
 <rect width="{WIDTH}" height="{height}" rx="10" fill="#fff" stroke="#cfd8dc"/>
-<text x="20" y="26" class="note">Random runs, killed and resumed without a repeated or lost sample, in %. A dash: not claimed. \
-Restart: after 10⁶ samples</text>
+<text x="20" y="26" class="note">Random runs, killed and resumed without a repeated or lost sample, in %. \
+A dash: not claimed. Restart: after 10⁶ samples</text>
 {body}
 </svg>
 """
