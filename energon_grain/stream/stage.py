@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -371,6 +372,7 @@ class PureStage:
         with paused_collection(), using_cache(self._spec.cache_pool):
             parts = self._read(draws)
             clock.lap("storage", "read", len(draws))
+            began_s = time.perf_counter()
             for kind, places, own, raw in parts:
                 single = len(places) == len(draws)
                 if single and self._column_batches is not None and chunk.numbers is not None:
@@ -392,7 +394,14 @@ class PureStage:
                 outcomes, restore_keys, drops = self._maker.make(chunk, items, outcomes, restore_keys, clock)
                 clock.spans += clock.hook_spans()
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
-        return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held, work=clock.work())
+        return Encoded(
+            outcomes=outcomes,
+            restore_keys=restore_keys,
+            drops=drops,
+            size_bytes=held,
+            work=clock.work(),
+            samples_s=time.perf_counter() - began_s,
+        )
 
     def read(self, draws: Draws) -> None:
         """Read a chunk and discard it, to measure reading alone. Raises ReadError."""
