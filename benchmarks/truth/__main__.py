@@ -7,9 +7,10 @@ import os
 import sys
 from pathlib import Path
 
+from benchmarks.truth.chart import PICTURE, picture
 from benchmarks.truth.checks import CHECKS
 from benchmarks.truth.fleet import Fleet, HostLostError, LoaderError
-from benchmarks.truth.report import page
+from benchmarks.truth.report import page, short_table
 from benchmarks.truth.run import interpreter, keep, kept, loaders, run_check
 
 FOLDER = Path(__file__).parent
@@ -27,8 +28,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="histories at a time (default: cores)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds after which a loader hangs (default: 60)")
     parser.add_argument("--python", action="append", default=[], metavar="LOADER=PATH", help="interpreter of a loader")
-    parser.add_argument("--results", type=Path, default=FOLDER / "results", help="folder of results (JSON)")
-    parser.add_argument("--page", type=Path, help="write the table of all results to this file")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=FOLDER / "results",
+        help="folder of results, one JSON file per loader (default: beside the program)",
+    )
+    parser.add_argument("--publish", action="store_true", help="write RESULTS.md and the picture, of all results")
     options = parser.parse_args(arguments)
     given = dict(each.split("=", 1) for each in options.python)
     for loader in options.loader or loaders():
@@ -37,15 +43,17 @@ def main(arguments: list[str] | None = None) -> int:
                 outcomes = []
                 for name in options.check or CHECKS:
                     outcome = run_check(fleet, name, options.histories, seed=options.seed, jobs=options.jobs, say=log)
-                    log(f"{loader} {name}: {len(outcome.values)} of {outcome.histories} in {outcome.seconds} s")
+                    log(f"{loader} {name}: {outcome.measured} of {outcome.histories} in {outcome.seconds} s")
                     outcomes.append(outcome)
                     keep(options.results, fleet.about, [outcome])
         except (LoaderError, HostLostError) as error:
             log(f"{loader}: {error.args[0]}")
-    table = page(kept(options.results))
-    if options.page:
-        options.page.write_text(table)
-    print(table)
+    results = list(kept(options.results))
+    if options.publish:
+        (FOLDER / "RESULTS.md").write_text(page(results))
+        (FOLDER / "table.md").write_text(short_table(results))
+        PICTURE.write_text(picture(results))
+    print(page(results))
     return 0
 
 

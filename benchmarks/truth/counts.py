@@ -18,7 +18,7 @@ end of a pass with the next. The same counts of the same loader without any inte
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,9 @@ import numpy as np
 
 from benchmarks.truth.adapter import Dataset
 from benchmarks.truth.tars import tokens_of
+
+Step = Sequence[Sequence[Sequence[Any]]]
+"""Of each host, the samples of its batch."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +59,26 @@ def violations(numbers: Sequence[int], samples: int, *, ended: bool = False) -> 
     return Violations(missing - lost, lost)
 
 
-def by_dataset(delivered: Iterable[Sequence[Any]], datasets: int, *, pieces: bool = False) -> list[list[int]]:
-    """Return the numbers that each dataset delivered. With `pieces` a sample counts with its last token."""
+def by_dataset(steps: Iterable[Step], datasets: int, *, pieces: bool = False) -> list[list[int]]:
+    """Return the numbers that each dataset delivered, in an order. With `pieces` a sample counts with its last token.
+
+    The samples of a step, of all hosts, are used at the same time. They are put into the order that favours the loader:
+    if a pass ends within the step, its last samples come before the first ones of the next.
+    """
     numbers = [list[int]() for _ in range(datasets)]
-    tokens = defaultdict[tuple[int, int], int](int)
-    for dataset, number, length, *_ in delivered:
-        times = 1
-        if pieces:
-            before, size = tokens[dataset, number], tokens_of(dataset, number)
-            tokens[dataset, number] = before + length
-            times = (before + length) // size - before // size
-        numbers[dataset] += [number] * times
+    delivered, tokens = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for step in steps:
+        found = list[tuple[int, int, int]]()  # how often a sample was delivered before, and the sample
+        for dataset, number, length, *_ in (sample for batch in step for sample in batch):
+            times, place = 1, (dataset, number)
+            if pieces:
+                before, size = tokens[place], tokens_of(dataset, number)
+                tokens[place] = before + length
+                times = (before + length) // size - before // size
+            found += [(delivered[place] + each, dataset, number) for each in range(times)]
+            delivered[place] += times
+        for _, dataset, number in sorted(found):
+            numbers[dataset].append(number)
     return numbers
 
 
@@ -75,7 +87,7 @@ def total_violations(numbers: Sequence[Sequence[int]], datasets: Sequence[Datase
     return [violations(each, dataset.samples, ended=ended) for each, dataset in zip(numbers, datasets, strict=True)]
 
 
-def share_error(steps: Sequence[Sequence[Sequence[Sequence[Any]]]], shares: Sequence[Sequence[float]]) -> float:
+def share_error(steps: Sequence[Step], shares: Sequence[Sequence[float]]) -> float:
     """Return the largest distance, over all prefixes of steps, of what a dataset delivered from its share, in samples.
 
     `steps` has the batches of all hosts, `shares` the weights of each step, which may change. An exact mixture stays
@@ -91,12 +103,10 @@ def share_error(steps: Sequence[Sequence[Sequence[Sequence[Any]]]], shares: Sequ
     return worst
 
 
-def differing_steps(
-    one: Sequence[Sequence[Sequence[Sequence[Any]]]], other: Sequence[Sequence[Sequence[Sequence[Any]]]]
-) -> int:
+def differing_steps(one: Sequence[Step], other: Sequence[Step]) -> int:
     """Return the number of steps that both runs have and whose global batches contain different samples."""
     return sum(_content(mine) != _content(theirs) for mine, theirs in zip(one, other, strict=False))
 
 
-def _content(step: Sequence[Sequence[Sequence[Any]]]) -> Counter[tuple[Any, ...]]:
+def _content(step: Step) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(sample) for batch in step for sample in batch)

@@ -197,14 +197,14 @@ def ask_all(hosts: Sequence[Host], do: str, each: Sequence[dict[str, Any]] = ())
     return answers(hosts)
 
 
-def answers(hosts: Sequence[Host]) -> list[Any]:
-    """Return the answers of all hosts, in their order. Raises the first error.
+def answers(hosts: Sequence[Host], most_s: float = 1e9) -> list[Any]:
+    """Return the answers of all hosts, in their order, after at most `most_s` seconds. Raises the first error.
 
     If one host fails, the others get `GRACE_S` more seconds: they may wait for it in a collective. A host that has not
     answered by then is killed.
     """
     found, failure = dict[Host, Any](), list[Exception]()
-    pending, end = list(hosts), time.monotonic() + max(host.timeout_s for host in hosts)
+    pending, end = list(hosts), time.monotonic() + min(most_s, max(host.timeout_s for host in hosts))
     while pending and time.monotonic() < end:
         ready = [host for host in pending if host.buffered]
         if not ready:

@@ -16,10 +16,11 @@ from typing import Any
 
 from benchmarks.truth import tars
 from benchmarks.truth.adapter import Run
-from benchmarks.truth.fleet import Fleet, Host, HostLostError, LoaderError, answers, ask_all
+from benchmarks.truth.fleet import GRACE_S, Fleet, Host, HostLostError, LoaderError, answers, ask_all
 from benchmarks.truth.history import History, Part
 
 AHEAD = 3  # steps that are asked for when a worker is killed: the loss shows in one of them
+LOST_S = 60.0  # in which a loader should raise, or go on, after the loss of a worker
 PREPARE_S = 600.0
 
 Step = list[list[list[Any]]]  # of each host, the samples of its batch, as lists of the fields of `Sample`
@@ -156,7 +157,7 @@ class Player:
         survivors = [host for host in self._active() if host.alive]
         if survivors:
             with suppress(LoaderError, HostLostError):
-                answers(survivors)
+                answers(survivors, GRACE_S)  # they may wait for the host that is gone
 
     def _kill_worker(self, pid: int) -> None:
         """Kill a worker during the next steps. A loader that survives goes on, and saves."""
@@ -167,7 +168,7 @@ class Player:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         try:
-            self.keep(answers(active))
+            self.keep(answers(active, LOST_S))
             if not self.ended:
                 self.save()
             self.record.survived += 1

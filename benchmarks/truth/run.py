@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,17 +20,54 @@ from benchmarks.truth.fleet import REPOSITORY, Fleet, HostLostError, LoaderError
 LOADERS = Path(__file__).parent / "loaders"
 
 
+FAULTS = ("repeated", "lost", "batches", "randoms", "batches_workers", "randoms_workers")
+"""Values of which an exact history has none."""
+ANSWERS = ("which", "when")
+"""Values that are 1 in an exact history."""
+
+
 @dataclass
 class Outcome:
-    """The outcome of one check of one loader."""
+    """The outcome of one check of one loader. A summary of values has `least`, `median`, `most`, `mean` and counts."""
 
     loader: str
     check: str
     claimed: bool
     histories: int = 0
-    values: list[Values] = field(default_factory=list[Values])
-    failures: list[str] = field(default_factory=list[str])  # of histories in which the loader raised or hung
+    measured: int = 0  # histories that were played to their end
+    exact: int = 0
+    failed: int = 0
+    failures: list[str] = field(default_factory=list[str])  # the first of the failed ones
     seconds: float = 0.0
+    summary: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+
+    def add(self, values: Sequence[Values]) -> None:
+        """Set the summary of the values of all histories."""
+        self.measured = len(values)
+        self.exact = sum(is_exact(each) for each in values)
+        for key in sorted({key for each in values for key in each}):
+            numbers = [each[key] for each in values if key in each]
+            self.summary[key] = {
+                "least": min(numbers),
+                "median": statistics.median(numbers),
+                "most": max(numbers),
+                "mean": statistics.fmean(numbers),
+                "count": len(numbers),
+                "positive": sum(number > 0 for number in numbers),
+            }
+
+    def middle(self, key: str) -> float:
+        """Return the median of a value."""
+        return self.summary[key]["median"]
+
+    def positive(self, key: str) -> int:
+        """Return the histories in which a value is above zero."""
+        return int(self.summary.get(key, {}).get("positive", 0))
+
+
+def is_exact(values: Values) -> bool:
+    """Return whether a history has no violation, and only right answers."""
+    return not any(values.get(key, 0) for key in FAULTS) and all(values.get(key, 1) == 1 for key in ANSWERS)
 
 
 def loaders() -> list[str]:
@@ -48,14 +86,21 @@ def interpreter(loader: str, given: dict[str, str]) -> str:
 
 
 def run_check(
-    fleet: Fleet, name: str, histories: int, *, seed: int = 0, jobs: int = 1, say: Callable[[str], None] = print
+    fleet: Fleet,
+    name: str,
+    histories: int,
+    *,
+    seed: int = 0,
+    jobs: int = 1,
+    say: Callable[[str], None] = print,
+    watch: Callable[[Values], None] | None = None,
 ) -> Outcome:
-    """Run one check of one loader. Histories have the seeds from `seed` on."""
+    """Run one check of one loader. Histories have the seeds from `seed` on. `watch` gets the values of each."""
     check, loader = CHECKS[name], str(fleet.about["name"])
     if not check.needs(fleet.claims):
         return Outcome(loader, name, claimed=False)
     count = min(histories, check.most)
-    outcome, started = Outcome(loader, name, claimed=True, histories=count), time.monotonic()
+    outcome, started, found = Outcome(loader, name, claimed=True, histories=count), time.monotonic(), list[Values]()
 
     def one(number: int) -> Values | str:
         try:
@@ -66,10 +111,14 @@ def run_check(
     with ThreadPoolExecutor(1 if name == "restart" else jobs) as pool:
         for result in pool.map(one, range(seed, seed + count)):
             if isinstance(result, str):
-                outcome.failures.append(result)
+                outcome.failed += 1
+                outcome.failures = [*outcome.failures, result[:500]][:3]
                 say(f"{loader} {name} {result}")
             else:
-                outcome.values.append(result)
+                found.append(result)
+                if watch:
+                    watch(result)
+    outcome.add(found)
     outcome.seconds = round(time.monotonic() - started, 1)
     return outcome
 
@@ -82,7 +131,7 @@ def keep(folder: Path, about: dict[str, Any], outcomes: Sequence[Outcome]) -> No
     document["about"] = about
     for outcome in outcomes:
         document["checks"][outcome.check] = asdict(outcome)
-    file.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    file.write_text(json.dumps(document, indent=1, sort_keys=True, default=float) + "\n")
 
 
 def kept(folder: Path) -> Iterable[tuple[dict[str, Any], dict[str, Outcome]]]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from energon_grain.stream.clock import Work
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.look_ahead import LookAhead, Prefetched, PrefetchedChunk
+from energon_grain.stream.memory import look_ahead
 from energon_grain.stream.passes import Share
 from energon_grain.stream.places import Places
 from energon_grain.stream.spec import StreamSpec
@@ -126,8 +127,6 @@ CHUNK_SECONDS = 0.1
 """A chunk is cut to take at most about this long (slow hooks, large images)."""
 LEAF_SECONDS = 1e-4
 """Extra time per leaf: with fewer samples per leaf, a chunk of many leaves is hardly faster."""
-CHUNK_BYTES = 16 << 20
-"""A chunk is cut so that its samples hold about this much memory. Less costs numpy calls, more costs CPU caches."""
 _BATCH_STRETCH = 4
 """A chunk may exceed its limits by this factor in order to hold a whole batch."""
 
@@ -141,14 +140,14 @@ class ChunkPace:
 
     Attributes:
         samples: Current maximum number of samples of a chunk.
-        size_bytes: Current maximum number of bytes to read for a chunk, so that it holds `CHUNK_BYTES` when decoded.
+        size_bytes: Current maximum number of bytes to read for a chunk, so that it holds `chunk_bytes` when decoded.
     """
 
     def __init__(self, first: int, leaves: int = 1) -> None:
         self._most = max(MAX_CHUNK, SAMPLES_OF_A_LEAF * leaves)
         self._seconds = CHUNK_SECONDS + LEAF_SECONDS * (leaves - 1)
         self._batch = self.samples = min(first, self._most)
-        self.size_bytes = CHUNK_BYTES
+        self.size_bytes = look_ahead.chunk_bytes
 
     def timed(self, run: Callable[[Chunk], Encoded]) -> Callable[[Chunk], Encoded]:
         """`run`, wrapped to learn from the time of each call. The time starts when prefetched bytes have arrived."""
@@ -169,7 +168,8 @@ class ChunkPace:
         if fitting < self._batch <= _BATCH_STRETCH * fitting:
             fitting = self._batch  # a batch of images is decoded into one array, and its hooks run in the same worker
         self.samples = max(1, min(self._most, 2 * self.samples, fitting))
-        self.size_bytes = CHUNK_BYTES * max(1, chunk.size_bytes) // max(1, encoded.size_bytes, chunk.size_bytes)
+        most, read = look_ahead.chunk_bytes, max(1, chunk.size_bytes)
+        self.size_bytes = most * read // max(encoded.size_bytes, read)
 
 
 MAX_PLAN = 32_768

@@ -43,8 +43,14 @@ def test_own_violations_are_subtracted() -> None:
 def test_pieces_count_with_the_last_token() -> None:
     number = next(number for number in range(100) if tokens_of(0, number) == 10)
     pieces = [(0, number, 4, 0.0), (0, number, 6, 0.0), (0, number, 10, 0.0), (0, number, 3, 0.0)]
-    assert by_dataset(pieces, 1, pieces=True) == [[number, number]]
-    assert by_dataset(pieces, 1) == [[number] * 4]
+    assert by_dataset([[pieces]], 1, pieces=True) == [[number, number]]
+    assert by_dataset([[pieces]], 1) == [[number] * 4]
+
+
+def test_a_pass_may_end_within_a_step() -> None:
+    steps = [[[(0, 1, 1)], [(0, 2, 1)]], [[(0, 1, 1), (0, 2, 1)], [(0, 3, 1)]]]
+    assert by_dataset(steps, 1) == [[1, 2, 3, 1, 2]]
+    assert violations(by_dataset(steps, 1)[0], 3) == Violations()
 
 
 def test_share_errors_are_those_of_the_worst_prefix() -> None:

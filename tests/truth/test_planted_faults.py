@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.truth.checks import CHECKS
-from benchmarks.truth.report import cell, exact
+from benchmarks.truth.report import cell
 from benchmarks.truth.run import Outcome, run_check
 
 FAULTS = {  # (class, check): histories in which it must be found, of eight, and what is counted
@@ -32,47 +32,45 @@ def test_faults_are_found(fleet: Any, fault: str, check: str) -> None:
     found = outcome(fleet(fault), check)
     least, key = FAULTS[fault, check]
     assert not found.failures
-    assert sum(values[key] > 0 for values in found.values) >= least
+    assert found.positive(key) >= least
+    assert found.exact <= 8 - least
 
 
 @pytest.mark.parametrize("check", ["resume", "elastic", "packs", "mixture", "change", "repeatability"])
 def test_an_exact_loader_has_no_violations(fleet: Any, check: str) -> None:
     found = outcome(fleet("lists"), check)
     assert not found.failures
-    assert exact(found.values) == 8
-    faults = {"repeated", "lost", "differing_steps", "batches", "randoms", "batches_workers", "randoms_workers"}
-    assert not any(values[key] for values in found.values for key in faults & set(values))
+    assert found.exact == 8
+    assert not found.positive("differing_steps")
 
 
 def test_losses_elsewhere_are_no_losses_on_the_same_hosts(fleet: Any) -> None:
-    assert exact(outcome(fleet("LosesElsewhere"), "resume", 4).values) == 4
+    assert outcome(fleet("LosesElsewhere"), "resume", 4).exact == 4
 
 
 def test_shares_that_drift_are_found(fleet: Any) -> None:
-    drift = [values["share_error"] for values in outcome(fleet("Drifts"), "mixture").values]
-    fair = [values["share_error"] for values in outcome(fleet("lists"), "mixture").values]
-    assert max(fair) < 2
-    assert sorted(drift)[4] > 4
+    drift = outcome(fleet("Drifts"), "mixture").summary["share_error"]
+    fair = outcome(fleet("lists"), "mixture").summary["share_error"]
+    assert fair["most"] < 2 < 4 < drift["median"]
 
 
 def test_an_order_without_shuffle_is_found(fleet: Any) -> None:
-    (shuffled,) = outcome(fleet("lists"), "shuffle", 1).values
-    (ordered,) = outcome(fleet("InOrder"), "shuffle", 1).values
-    assert shuffled["chi2"] < 1.5 < 100 < ordered["chi2"]
-    assert ordered["neighbours"] > 0.99 > 0.1 > shuffled["neighbours"]
+    shuffled, ordered = outcome(fleet("lists"), "shuffle", 1), outcome(fleet("InOrder"), "shuffle", 1)
+    assert shuffled.middle("chi2") < 1.5 < 100 < ordered.middle("chi2")
+    assert ordered.middle("neighbours") > 0.99 > 0.1 > shuffled.middle("neighbours")
 
 
 def test_wrong_answers_about_the_past_are_found(fleet: Any) -> None:
-    right = outcome(fleet("lists"), "audit", 3)
-    assert all(values == {"which": 1, "when": 1} for values in right.values)
-    wrong = outcome(fleet("WrongPast"), "audit", 3)
-    assert all(values["which"] < 1 and values["when"] < 1 for values in wrong.values)
+    right, wrong = outcome(fleet("lists"), "audit", 3), outcome(fleet("WrongPast"), "audit", 3)
+    assert (right.exact, right.middle("which"), right.middle("when")) == (3, 1, 1)
+    assert wrong.exact == 0
+    assert wrong.summary["which"]["most"] < 1 > wrong.summary["when"]["most"]
 
 
 @pytest.mark.parametrize(("fault", "message"), [("Raises", "expected a state of version 2"), ("Hangs", "in time")])
 def test_a_loader_that_fails_to_restore_is_reported(fleet: Any, fault: str, message: str) -> None:
     found = outcome(fleet(fault, timeout_s=3.0), "resume", 2)
-    assert len(found.failures) == 2
+    assert (found.failed, found.exact, len(found.failures)) == (2, 0, 2)
     assert all("part 2" in text and message in text for text in found.failures)
     assert cell(found) == "2 of 2 failed"
 

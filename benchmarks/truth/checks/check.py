@@ -70,5 +70,5 @@ def finished(record: Record) -> Record:
 
 def _violations(record: Record, history: History) -> list[Violations]:
     datasets: tuple[Dataset, ...] = history.datasets
-    numbers = by_dataset(record.sequence(), len(datasets), pieces=history.pack > 0)
+    numbers = by_dataset(record.steps, len(datasets), pieces=history.pack > 0)
     return total_violations(numbers, datasets, ended=record.ended)

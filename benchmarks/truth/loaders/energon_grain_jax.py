@@ -15,9 +15,7 @@ from energon_grain.prepare import prepare_dataset
 class Hooks:
     """Each sample with a number that its augmentation draws. A mixin for the task encoders of JAX and torch."""
 
-    rng: Any
-
-    def encode_sample(self, sample: Any) -> tuple[str, float]:
+    def encode_sample(self: Any, sample: Any) -> tuple[str, float]:
         return sample.text, float(self.rng.random())
 
     def pack_selected_samples(self, samples: list[tuple[str, float]]) -> Any:
@@ -39,8 +37,8 @@ class Loader(Adapter):
     package = "energon-grain"
     settings = (
         "full shuffle (`max_samples_per_sequence=None`); worker threads, or processes in every eighth history; "
-        "`PackingPlan`; `lanes=840`, for 1 to 8 hosts; `on_change='amend'`; half of the single datasets are finite "
-        "(`repeat=False`)"
+        "`PackingPlan(window=64)`; `lanes=1` for mixtures, so that passes do not overlap; `on_change='amend'`; half of "
+        "the single datasets are finite (`repeat=False`)"
     )
     claims = frozenset(CLAIMS)
     forkable = True
@@ -60,7 +58,7 @@ class Loader(Adapter):
 
     def open(self, run: Run) -> None:
         self.run = run
-        packing = {"packing": library.PackingPlan("bytes.txt - 16", capacity=run.pack)} if run.pack else {}
+        packing = {"packing": library.PackingPlan("bytes.txt - 16", capacity=run.pack, window=64)} if run.pack else {}
         finite = run.passes == 1 and run.seed % 2 == 0
         dataset = self.library.get_train_dataset(
             self._source(run),
@@ -75,7 +73,7 @@ class Loader(Adapter):
             max_samples_per_sequence=None,
             task_encoder=self.encoder(),
             seed=run.seed,
-            lanes=840,
+            lanes=1 if len(run.datasets) > 1 else 48,
             repeat=not finite,
             **packing,
         )
