@@ -51,10 +51,10 @@ class Steps:
         return 1000 * (time.perf_counter() - begin) / steps
 
 
-def loader_of(library: Any, folder: str, workers: int, **options: Any) -> Any:
-    """Return a loader of decoded images, with worker threads."""
+def loader_of(library: Any, folder: str, workers: int, mode: str, **options: Any) -> Any:
+    """Return a loader of images decoded in a mode, with worker threads."""
     encoder = library.DefaultTaskEncoder()
-    encoder.decoder = library.SampleDecoder(image_decode="rgb8")
+    encoder.decoder = library.SampleDecoder(image_decode=mode)
     dataset = library.get_train_dataset(
         folder,
         batch_size=BATCH,
@@ -84,7 +84,7 @@ def in_torch(way: str, folder: str, workers: int, step_ms: float, steps: int) ->
     made = Steps(start, lambda _: torch.cuda.synchronize(), here, step_ms)
     if way == "alone":
         return {"ms": made.milliseconds(itertools.repeat(here), steps)}
-    with loader_of(energon_grain_torch, folder, workers, pin_memory=way.endswith("True")) as loader:
+    with loader_of(energon_grain_torch, folder, workers, "torchrgb8", pin_memory=way.endswith("True")) as loader:
         return {"ms": made.milliseconds((batch.image.to("cuda", non_blocking=True) for batch in loader), steps)}
 
 
@@ -107,7 +107,7 @@ def in_jax(way: str, folder: str, workers: int, step_ms: float, steps: int) -> d
     made = Steps(start, jax.block_until_ready, here, step_ms)
     if way == "alone":
         return {"ms": made.milliseconds(itertools.repeat(here), steps)}
-    with loader_of(energon_grain, folder, workers) as loader:
+    with loader_of(energon_grain, folder, workers, "rgb8") as loader:
         if way == "device_put":
             return {"ms": made.milliseconds((jax.device_put(batch.image) for batch in loader), steps)}
         ahead = to_device(loader, buffer_size=1 if way.endswith("1") else 2)

@@ -32,7 +32,7 @@ class Resized(energon_grain.DefaultTaskEncoder[Any, Any, Any, Any]):
 
 def build_loader(folder: str, program: str, workers: int, **options: Any) -> Any:
     """Return the loader of a program; see `peers/energon.py`."""
-    encoder = Resized() if program == "rgb8-256" else None
+    encoder = options.pop("encoder", None) or (Resized() if program == "rgb8-256" else None)
     return programs.build_loader(folder, program, workers, encoder=encoder, trusted_modules=[__name__], **options)
 
 
