@@ -150,8 +150,9 @@ def read_packs(folder: Path) -> Batches:
     from energon_grain import PackingPlan, TaskEncoder
 
     class Packs(TaskEncoder):
-        def pack_selected_samples(self, samples: Any) -> Any:
-            text = "".join(sample.text for sample in samples)
+        def pack_selected_samples(self, samples: Any, ranges: Any) -> Any:
+            pieces = zip(samples, ranges, strict=True)
+            text = "".join(sample.text[start:stop] for sample, (start, stop) in pieces)
             return {"data": np.resize(np.frombuffer(text.encode(), np.uint8), 32768).astype(np.int64)}
 
         def batch(self, samples: Any) -> Any:

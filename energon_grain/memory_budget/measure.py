@@ -4,7 +4,9 @@
 The unit is PSS, the proportional set size: every page that a process has touched, divided by the number of processes
 that map it. The sum over a process tree counts each page once, so libraries and forked pages are not counted for every
 worker. A memory cgroup charges the same pages, and in addition those of files that were read without a mapping. These
-do not count here: the kernel drops them before it ends a process.
+do not count here: the kernel drops them before it ends a process. Files in memory that no process has mapped yet
+(results of worker processes) are charged too. `budget.py` adds them: two workers that read ahead without a budget were
+charged 562 MiB, with a PSS of 290 MiB.
 """
 
 from __future__ import annotations
