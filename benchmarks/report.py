@@ -117,6 +117,7 @@ _METRICS = {
     "repeated": "repeated",
     "save_s": "save, s",
     "restore_s": "restore to first batch, s",
+    "driver_ms": "CPU time of the loader's process per chunk, ms",
     "query_s": "a query, s",
     "seen_s": "all uses counted, s",
     "draws_s": "a million draws, s",

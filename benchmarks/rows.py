@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
         _packing,
         _joining,
         _torch,
+        _ray,
         _array_record,
         _bucket,
         _waiting,
@@ -601,6 +603,45 @@ def _torch(programs: _Programs) -> Iterator[Row]:
         ),
         targets=(_at_most("state_bytes", 0.05, "energon"), _at_most("restore_s", 0.1, "energon")),
     )
+
+
+def _ray(programs: _Programs) -> Iterator[Row]:
+    """Rows for Ray actors on this machine, beside own worker processes; "far" results pass through Ray's store."""
+    if find_spec("ray") is None:
+        return
+
+    def workers(name: str, data: str, **more: Any) -> Contender:
+        arguments = {"folder": programs.folder(data), **programs.span, "warmup_s": _RAY_WARM_S, **more}
+        return Contender(name=name, module="ray_workers", call="throughput", arguments=arguments)
+
+    for way, bound in (("near", 0.75), ("far", 0.6)):
+        images = {"encoder": "floats", "workers": 2}
+        yield Row(
+            name=f"ray-{way}",
+            title=f"256 x 256 JPEG as float32, batches of 32, two Ray actors, {way}",
+            data_sets=("jpeg",),
+            metrics=(_RATE, "driver_ms"),
+            contenders=(
+                workers("ours", "jpeg", way=way, **images),
+                workers("processes", "jpeg", way="process", **images),
+            ),
+            targets=(
+                Target(metric=_RATE, bound=bound, sense="at least", against="processes"),
+                *([_at_most("driver_ms", 3.0)] if way == "near" else ()),
+            ),
+        )
+    yield Row(
+        name="ray-waiting",
+        title="1 KB text, hook that waits for 5 ms, eight Ray actors (at most 1,600 per second)",
+        data_sets=("text",),
+        metrics=(_RATE,),
+        contenders=(workers("ours", "text", way="near", encoder="waiting", workers=8),),
+        targets=(Target(metric=_RATE, bound=1200, sense="at least"),),
+    )
+
+
+_RAY_WARM_S = 3.0
+"""Actors and their pages of shared memory take longer to warm up than a loader."""
 
 
 def _array_record(programs: _Programs) -> Iterator[Row]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from energon_grain.stream.clock import Work
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.look_ahead import LookAhead, Prefetched, PrefetchedChunk
+from energon_grain.stream.memory import look_ahead
 from energon_grain.stream.passes import Share
 from energon_grain.stream.places import Places
 from energon_grain.stream.spec import StreamSpec
@@ -141,8 +142,6 @@ threads wait while one begins or ends a chunk, for about 1 ms."""
 _SLOW_SECONDS = 1e-4
 LEAF_SECONDS = 1e-4
 """Extra time per leaf: with fewer samples per leaf, a chunk of many leaves is hardly faster."""
-CHUNK_BYTES = 16 << 20
-"""A chunk is cut so that its samples hold about this much memory. Less costs numpy calls, more costs CPU caches."""
 _BATCH_STRETCH = 4
 """A chunk may exceed its limits by this factor in order to hold a whole batch."""
 _REMEMBERED = 0.95
@@ -159,7 +158,7 @@ class ChunkPace:
     Attributes:
         samples: Current maximum number of samples of a chunk.
         in_order: The same if a slow sample delays the others of its chunk.
-        size_bytes: Current maximum number of bytes to read for a chunk, so that it holds `CHUNK_BYTES` when decoded.
+        size_bytes: Current maximum number of bytes to read for a chunk, so that it holds `chunk_bytes` when decoded.
         depth: Current maximum number of chunks that are read ahead; see `OrderedWorkers`.
         budget_bytes: Limit on the memory of samples that are read ahead.
         threads: Number of threads that take chunks.
@@ -170,7 +169,7 @@ class ChunkPace:
         self._seconds = CHUNK_SECONDS + LEAF_SECONDS * (leaves - 1)
         self._batch = self.samples = min(first, self._most)
         self.in_order = self._most
-        self.size_bytes = CHUNK_BYTES
+        self.size_bytes = look_ahead.chunk_bytes
         self.depth, self.threads = 4, 1
         self.budget_bytes = 1 << 62
         self._sample_bytes = 1.0
@@ -207,7 +206,8 @@ class ChunkPace:
         waits = self.threads > 1 and hooks_s > _SLOW_SECONDS * samples
         self.in_order = max(self._batch, int(samples * HOOK_SECONDS * self.threads / hooks_s)) if waits else self._most
         self._sample_bytes = max(_SAMPLE_BYTES, encoded.size_bytes / max(1, len(chunk.draws.leaf)))
-        self.size_bytes = CHUNK_BYTES * max(1, chunk.size_bytes) // max(1, encoded.size_bytes, chunk.size_bytes)
+        most, read = look_ahead.chunk_bytes, max(1, chunk.size_bytes)
+        self.size_bytes = most * read // max(encoded.size_bytes, read)
 
 
 MAX_PLAN = 32_768
@@ -312,7 +312,8 @@ def _plans(
         most = max(1, bound * len(draws) // max(1, len(draws.leaf)))
         prefetched = None
         if ahead:
-            prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])
+            step_bytes = min(ahead.step_bytes, look_ahead.step_bytes)
+            prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, step_bytes, side="right")) - 1)])
             draws, totals = draws[: len(prefetched)], totals[: len(prefetched) + 1]
         yield _Plan(first=first, draws=draws, totals=totals, prefetched=prefetched)
         first += len(draws)

@@ -29,6 +29,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 from energon_grain.storage.cancellation import POLL_SECONDS, Cancellation, Cancelled, cancelled_by, join
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
 from energon_grain.stream.extensions import POOLS, extension
+from energon_grain.stream.memory import look_ahead
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import WorkerConfig
@@ -295,7 +296,7 @@ class OrderedWorkers(Generic[T]):
                     return
             if self._in_flight:
                 held = self._held_bytes + self._next.held_bytes
-                if self._expansion is None or held * self._expansion > self._budget_bytes:
+                if self._expansion is None or not look_ahead.fits(self, held * self._expansion, self._budget_bytes):
                     return
             task = _Task(self._next)
             self._next = None

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
 
 from energon_grain.errors import public
+from energon_grain.memory_budget.budget import join_budget
+from energon_grain.memory_budget.need import require_memory
 from energon_grain.mixture_shares import expected_reads
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.storage.cores import usable_cores
@@ -20,9 +23,10 @@ from energon_grain.stream.extensions import BLAME, COST_SHARES, extension
 from energon_grain.stream.observer import Observer
 from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.steps import Step
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.workers import MakePool, ThreadPool
-from energon_grain.watch.auto_workers import AutoWorkers
+from energon_grain.stream.workers import MakePool
+from energon_grain.watch.auto_workers import AutoWorkers, Resizable
 from energon_grain.watch.loader_stats import LoaderStats, Setup
 from energon_grain.watch.statistics import Statistics
 
@@ -84,7 +88,8 @@ class Stream(stream.Stream):
         self.statistics = Statistics(names, setup, partial(expected_reads, spec), extension(COST_SHARES)(spec))
         self._auto: AutoWorkers | None = None
         if config.num_workers == "auto":
-            self._auto = AutoWorkers(max(1, prefetch_factor), hooks=any(True for _ in spec.stage_hooks()))
+            hooks = any(True for _ in spec.stage_hooks())
+            self._auto = AutoWorkers(max(1, prefetch_factor), hooks=hooks, pool=config.workers)
         super().__init__(
             spec,
             config,
@@ -113,7 +118,15 @@ class Stream(stream.Stream):
             self._report_next()
             self.turn.release()
         self._count()
-        return self.statistics.report(self.ready, self.workers, self._delivered_steps, self.outlet.ready)
+        found = self.statistics.report(self.ready, self.workers, self._delivered_steps, self.outlet.ready)
+        budget = join_budget()
+        return found if budget is None else replace(found, memory=budget.use())
+
+    def _start(self) -> Iterator[Step]:
+        budget = join_budget()
+        if budget is not None:
+            require_memory(budget, self.spec, self.workers, in_processes=self.config.worker_type == "process")
+        return super()._start()
 
     def blame(self, losses: Any, **options: Any) -> Any:
         """Rank samples by how much of the run's unusual losses they explain. See `history.blame.blame`."""
@@ -128,11 +141,11 @@ class Stream(stream.Stream):
     def _stepped(self, steps: int, samples: int, waited_s: float) -> None:
         """Handle delivered steps, with their samples and the time waited for them."""
         if self._auto is not None:
-            if isinstance(self._pool, ThreadPool):
+            if isinstance(self._pool, Resizable):
                 self._auto.runs(self._pool, self._steps if isinstance(self._steps, Background) else None)
                 self._auto.took(steps, samples, waited_s)
             else:
-                self._auto = None  # hooks may not run in threads
+                self._auto = None  # hooks may not run in threads, or the pool has one size
         if self._more_than_cores:
             self._warn_if_crowded()
         if self._may_wait_in_turn and self.workers > 1:
