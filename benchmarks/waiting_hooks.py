@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -241,7 +241,7 @@ def _long_waits(
 
 
 @contextlib.contextmanager
-def texts() -> Iterator[str]:
+def texts() -> Generator[str]:
     """Yield a small dataset."""
     from energon_grain.testing import make_text_dataset
 
