@@ -39,6 +39,7 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
         _ray,
         _array_record,
         _bucket,
+        _waiting,
     )
     return [row for kind in kinds for row in kind(programs)]
 
@@ -740,6 +741,41 @@ def _bucket(programs: _Programs) -> Iterator[Row]:
         metrics=("requests", "fetched_mb", "times_data", "ahead_mb"),
         contenders=tuple(_fetched(programs, *case) for case in (*cases, *((order, 1, 100) for order in _ORDERS))),
     )
+
+
+def _waiting(programs: _Programs) -> Iterator[Row]:
+    """Rows for hooks that wait unequally long: how near loaders get to the ideal, and what keeping the order costs."""
+    torch = ("torch in order", "torch out of order")
+    for workload, title, cases in (
+        (
+            "slow",
+            "hooks that sleep 1 ms, and 50 ms for 5 % of the samples",
+            (("threads", 4, 0.95), ("threads", 16, 0.95), ("processes", 4, 0.95)),
+        ),
+        ("rare", "hooks that sleep 1 ms, and 500 ms for 1 % of the samples", (("threads", 4, 0.9),)),
+    ):
+        for kind, workers, bound in cases:
+            common = {"folder": programs.folder("text"), "workload": workload, "workers": workers, **programs.span}
+            yield Row(
+                name=f"hooks-{workload}-{kind}-{workers}",
+                title=f"{title}, batches of 8, {workers} workers (ours: {kind}): share of the ideal, work / workers; "
+                "only `torch out of order` loses the order of samples",
+                data_sets=("text",),
+                metrics=("of_ideal", "wait_p99_ms"),
+                contenders=tuple(
+                    Contender(
+                        name="ours" if name.startswith("ours") else name,
+                        module="waiting_hooks",
+                        call="share_of_ideal",
+                        arguments={"loader": name, **common},
+                    )
+                    for name in (f"ours, {kind}", *torch)
+                ),
+                targets=(
+                    Target(metric="of_ideal", bound=bound, sense="at least"),
+                    Target(metric="of_ideal", bound=1.3, sense="at least", against="torch in order"),
+                ),
+            )
 
 
 _ORDERS = ("ours: block shuffle", "full shuffle")

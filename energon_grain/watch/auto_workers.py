@@ -7,7 +7,7 @@ fastest worker. So the rate of the loop is measured, over windows of about a sec
 number of threads is compared with twice or half that number, in the order A, B, B, A, so that a temporary load on the
 machine affects both. A clear result needs only the first two windows; if the second pair contradicts the first, up to
 four pairs are measured. Numbers in between, zero threads, and more prefetched batches are tried at the end. Going from
-two threads to 64 takes about 15 s.
+two threads to 64 takes about 15 s. More threads than cores are tried while they wait more than they compute.
 
     threads  2    4    4    2 (no gain: try 1)       1 (clearly worse)   3    3    2   (no gain)   0 (clearly worse)
     rate    100  101  99   103                       50                  102  99   101             48
@@ -49,6 +49,8 @@ _UNEVEN = 0.05
 """If a loop waits for this share of its time, and its data waits as long for it, more prefetched batches may help."""
 _DEEPEST = 16
 _ONE_CORE = (0.8, 1.3)
+MOST_WAITING = 32
+"""Maximum number of threads per core, up to 64, that wait more than they compute."""
 
 _logger = logging.getLogger("energon_grain")
 
@@ -107,8 +109,15 @@ class Setting(NamedTuple):
     chosen: bool = False
 
 
-def climb(most: int, first: int, least: int = 0) -> Generator[Setting, Window, None]:
-    """Searches for the setting with the highest rate. Yields settings to measure, and receives the measurements."""
+def climb(most: int, first: int, most_waiting: int = 0, *, least: int = 0) -> Generator[Setting, Window, None]:
+    """Searches for the setting with the highest rate. Yields settings to measure, and receives the measurements.
+
+    Args:
+        most: Maximum number of threads that compute.
+        first: Initial number of threads.
+        most_waiting: Maximum number of threads that use less than half of their time to compute.
+        least: Minimum number of threads.
+    """
     current = Setting(first)
     now, rest = (yield current), _REST_WINDOWS
 
@@ -123,14 +132,20 @@ def climb(most: int, first: int, least: int = 0) -> Generator[Setting, Window, N
                     return True
         return False
 
+    def up_to(threads: int) -> Setting:
+        """The current setting with up to this many threads."""
+        waits = now.cores < min(current.threads, most) / 2
+        return current._replace(threads=min(threads, max(most, most_waiting) if waits else max(most, current.threads)))
+
     while True:
         before = current
-        while (yield from better(current._replace(threads=min(2 * current.threads or 1, most)))):
+        while (yield from better(up_to(2 * current.threads or 1))):
             pass
         while (yield from better(current._replace(threads=max(least, current.threads // 2)))):
             pass
         threads = current.threads
-        between = {min(threads + threads // 2, most), threads - threads // 4} if threads > 1 else set[int]()
+        more = up_to(threads + threads // 2).threads
+        between = {more, threads - threads // 4} if threads > 1 else set[int]()
         yield from better(*(current._replace(threads=number) for number in sorted(between, reverse=True)))
         while (
             now.uneven and current.depth < _DEEPEST and (yield from better(current._replace(depth=2 * current.depth)))
@@ -187,7 +202,7 @@ class AutoWorkers:
         self._most = most
         self._kind = "threads" if pool is None else "workers"
         if pool is None:
-            self._search = climb(most, min(FIRST_THREADS, most))
+            self._search = climb(most, min(FIRST_THREADS, most), max(most, min(64, MOST_WAITING * most)))
         else:
             self._search, hooks = climb(most, pool.workers, least=1), False
         self._setting = next(self._search)
