@@ -127,6 +127,9 @@ _METRICS = {
     "times_data": "fetched / data",
     "ahead_mb": "fetched and not used, MB",
     "us_per_sample": "µs per sample",
+    "decoded": "decoded",
+    "pss_mb": "PSS of all processes, MiB",
+    "handed_on_ms": "to hand on a batch, ms",
 }
 
 

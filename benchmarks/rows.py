@@ -40,6 +40,7 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
         _array_record,
         _bucket,
         _waiting,
+        _replicas,
     )
     return [row for kind in kinds for row in kind(programs)]
 
@@ -794,3 +795,33 @@ def _fetched(programs: _Programs, order: str, hosts: int, cache_mb: int) -> Cont
     }
     name = f"{order}, {hosts} host{'s' if hosts > 1 else ''}{limited}"
     return Contender(name=name, module="object_store_hosts", call="fetched", arguments=arguments)
+
+
+def _replicas(programs: _Programs) -> Iterator[Row]:
+    """Rows for ranks that need the same batches: two data ranks of four processes (context and tensor parallelism)."""
+    del programs
+
+    def ours(name: str, kind: str, worker_type: str) -> Contender:
+        arguments = {"kind": kind, "worker_type": worker_type}
+        return Contender(name=name, module="replicas", call="measured", arguments=arguments)
+
+    for worker_type in ("thread", "process"):
+        alone = "one process of each data rank"
+        yield Row(
+            name=f"replicas-{worker_type}",
+            title="batches of 32 images of 256 x 256 in float32 (25 MB) for 8 processes, 4 of which need the same "
+            f"batches: one of them reads, with workers of type {worker_type!r}",
+            data_sets=(),
+            metrics=(_RATE, "decoded", "pss_mb", "handed_on_ms"),
+            contenders=(
+                ours("ours", "shared", worker_type),
+                ours("each process reads", "each", worker_type),
+                ours(alone, "alone", worker_type),
+                ours("two nodes, one of which reads", "broadcast", worker_type),
+            ),
+            targets=(
+                Target(metric=_RATE, bound=1.4, sense="at least", against="each process reads"),
+                _at_most("decoded", 1.15, alone),
+                _at_most("pss_mb", 2.5, alone),
+            ),
+        )

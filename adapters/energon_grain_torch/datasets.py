@@ -38,6 +38,7 @@ from energon_grain.errors import ConfigError, EnergonGrainError, StateError, pub
 from energon_grain.memory_budget.budget import join_budget, prepare_budget
 from energon_grain.memory_budget.need import require_memory
 from energon_grain.metadataset.resolve import Leaf
+from energon_grain.replicas.group import refuse_replicas
 from energon_grain.samples.sample import Sample
 from energon_grain.samples.subscripts import Item
 from energon_grain.stream.cursor import check_cursor, to_cursor
@@ -189,6 +190,7 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         self._changes[0] = on_change
 
     def __iter__(self) -> Iterator[Item]:
+        refuse_replicas(self.worker_config, "iterating over a dataset, as a DataLoader does,", "get_savable_loader")
         info = get_worker_info()
         worker, workers = (None, 1) if info is None else (info.id, info.num_workers)
         if worker is not None:

@@ -23,6 +23,7 @@ from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
+from energon_grain.sources.rows import SelectedSource
 from energon_grain.sources.source import LazySources, PartValue, RawBatch, ReadInGroups
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.cancellation import cancellable
@@ -345,7 +346,7 @@ class PureStage:
         self.timed = spec.timed
         self.hook_lock = hook_lock or threading.RLock()
         self.sources = Sources(leaf.leaf.source for leaf in spec.leaves)
-        remote = (source.remote_files for source in self.sources if isinstance(source, RemoteSource))
+        remote = (source.remote_files for source in self.sources if isinstance(source, SelectedSource | RemoteSource))
         self._remote_files = next(filter(None, remote), ())
         leaves_by_key: dict[Hashable, dict[int, LeafSpec]] = {}
         for number, leaf in enumerate(spec.leaves):

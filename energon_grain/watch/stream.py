@@ -16,6 +16,7 @@ from energon_grain.memory_budget.budget import join_budget
 from energon_grain.memory_budget.need import require_memory
 from energon_grain.mixture_shares import expected_reads
 from energon_grain.sources.remote_runs import RemoteSource
+from energon_grain.sources.rows import SelectedSource
 from energon_grain.storage.cores import usable_cores
 from energon_grain.stream import stream
 from energon_grain.stream.background import Background
@@ -83,7 +84,9 @@ class Stream(stream.Stream):
             worker_type=str(config.worker_type),
             cores=usable_cores(),
             batch_size=1 if spec.batch is None else spec.batch.size,
-            in_store=any(isinstance(source, RemoteSource) and source.remote_files for source in sources),
+            in_store=any(
+                isinstance(source, SelectedSource | RemoteSource) and source.remote_files for source in sources
+            ),
         )
         self.statistics = Statistics(names, setup, partial(expected_reads, spec), extension(COST_SHARES)(spec))
         self._auto: AutoWorkers | None = None
