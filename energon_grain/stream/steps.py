@@ -100,8 +100,9 @@ class Production:
         first = not (start.item or start.pass_number)
         self.drops.begin(lambda: self.progress.step, first=first)
         self._pace = ChunkPace(first=self._plan.batch_size, leaves=len(self.spec.leaves))
-        in_process = pool is None or pool.shares == "memory"
-        self._ahead = look_ahead_of(self.stage.sources, in_process=in_process, outlet=self.outlet)
+        shares = "memory" if pool is None else pool.shares
+        sources = [] if shares == "nothing" else self.stage.sources  # workers would not see what is prefetched
+        self._ahead = look_ahead_of(sources, in_process=shares == "memory", outlet=self.outlet)
         if self._ahead:
             self.shutdown.add(self._ahead.close)
         self._chunks_ns = 0  # time spent waiting for chunks
