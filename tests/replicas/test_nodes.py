@@ -55,12 +55,15 @@ def test_a_broken_connection_is_made_again(path: Path) -> None:
         (first, _), *others = loaders
         others[0][0].stream._connections.far()._end.shutdown(socket.SHUT_RDWR)
         ahead = threads.submit(lambda: [rows(next(first)) for _ in range(3, 60)])
-        places = []
-        for loader, _ in others:
+
+        def until_lost(number: int) -> int:
+            loader = others[number][0]
             with pytest.raises(WorkerError, match="rank 0, which reads the batches of rank"):
-                for _ in range(20):
+                for _ in range(20):  # what has arrived before
                     next(loader)
-            places.append(loader.save_state_rank()["step"])
+            return loader.save_state_rank()["step"]
+
+        places = list(threads.map(until_lost, range(2)))
 
         def rest(number: int) -> list[Any]:
             return [rows(next(others[number][0])) for _ in range(places[number], 60)]
@@ -92,16 +95,15 @@ def test_connections_of_others_are_refused(path: Path, monkeypatch: pytest.Monke
 
 def test_a_reader_that_cannot_be_reached_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "CONNECT_SECONDS", 0.5)
-    monkeypatch.setattr(node, "own_addresses", lambda: ["127.0.0.1"])
-    with socket.create_server(("127.0.0.1", 0)) as other:  # as behind a firewall: no answer arrives
-        monkeypatch.setattr(far, "listen", other.dup)
-        gathering = Gathering(2)
-        with ThreadPoolExecutor(2) as threads:
-            made = [threads.submit(one_of_two, path, rank, gathering) for rank in range(2)]
-        errors = [str(each.exception()) for each in made]
-        assert errors[0] == "ranks [1] have not connected to rank 0, which reads"
-        assert "rank 1 cannot connect to rank 0 on another node, which reads for all: 127.0.0.1 port" in errors[1]
-        assert "or let each node read, with across='read'" in errors[1]
+    monkeypatch.setattr(node, "own_addresses", lambda: ["127.0.0.2"])
+    monkeypatch.setattr(far, "listen", lambda: socket.create_server(("127.0.0.1", 0)))
+    gathering = Gathering(2)
+    with ThreadPoolExecutor(2) as threads:
+        made = [threads.submit(one_of_two, path, rank, gathering) for rank in range(2)]
+    errors = [str(each.exception()) for each in made]
+    assert errors[0] == "ranks [1] have not connected to rank 0, which reads"
+    assert "rank 1 cannot connect to rank 0 on another node, which reads for all: 127.0.0.2 port" in errors[1]
+    assert "or let each node read, with across='read'" in errors[1]
 
 
 def one_of_two(path: Path, rank: int, gathering: Gathering) -> None:
