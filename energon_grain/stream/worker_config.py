@@ -172,7 +172,7 @@ class WorkerConfig:
             on any. Passes whose length depends on data (packs, groups, filters in lanes) need it on several hosts, to
             end together. Loaders provide it if a distributed framework is initialised.
         workers: A `Pool` whose workers encode the chunks, in place of `num_workers` and `worker_type`. It may serve
-            several loaders.
+            several loaders. With `num_workers="auto"`, the loader chooses the number of its workers.
         replicas: Lists of processes that need the same batches, such as `[[0, 1], [2, 3]]`: each list is one data rank.
             `rank` and `world_size` are then those of the whole job (default: of the distributed framework), and
             become those of the data. One process of each list and node reads, and hands batches on in memory.
