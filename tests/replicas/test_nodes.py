@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replica_loaders import Gathering, alone, dataset_of, in_processes, in_threads, replica_group, rows
+from replica_loaders import Gathering, alone, dataset_of, files_in_memory, in_processes, in_threads, replica_group, rows
 
 from energon_grain import ConfigError, WorkerConfig, WorkerError, get_savable_loader
 from energon_grain.replicas import addresses, far, node
@@ -26,14 +25,14 @@ def path(text_dataset: Callable[..., Path]) -> Path:
     [("broadcast", "aabb", [0]), ("broadcast", "abab", [0]), ("broadcast", "aabc", [0]), ("read", "abba", [0, 1])],
 )
 def test_one_node_reads_for_all_if_asked(path: Path, across: Any, nodes: str, readers: list[int]) -> None:
-    files = os.listdir("/dev/shm")
+    files = files_in_memory()
     with in_threads(path, 4, nodes=nodes, across=across) as loaders:
         for expected in alone(path, 30):
             assert [rows(next(loader)) for loader, _ in loaders] == [expected] * 4
         assert [rank for rank, (_, encoder) in enumerate(loaders) if encoder.decoded] == readers
         states = [loader.save_state_rank() for loader, _ in loaders]
         assert states == [states[0]] * 4
-    assert os.listdir("/dev/shm") == files
+    assert files_in_memory() == files
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
@@ -165,7 +164,7 @@ def decoded(replica: Any) -> int:
 
 @pytest.mark.slow
 def test_after_a_dead_reader_the_next_rank_reads_for_all_nodes(path: Path, tmp_path: Path) -> None:
-    files = os.listdir("/dev/shm")
+    files = files_in_memory()
     with in_processes(path, tmp_path / "gather", 4, "aabb") as (first, *others):
         expected = alone(path, 100)
         assert steps_of([first, *others], 3) == [expected[:3]] * 4
@@ -190,4 +189,4 @@ def test_after_a_dead_reader_the_next_rank_reads_for_all_nodes(path: Path, tmp_p
         assert steps_of(others, 5) == [expected[last + 10 : last + 15]] * 3
         assert (decoded(third), decoded(fourth)) == before
         assert decoded(second)
-    assert os.listdir("/dev/shm") == files
+    assert files_in_memory() == files
