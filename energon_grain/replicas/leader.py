@@ -326,15 +326,19 @@ def _in_file_of_workers(parts: list[memoryview]) -> tuple[ResultFile, tuple[tupl
     None: no worker process wrote it, or only a part of it.
     """
     lent = [lent_file(part) for part in parts]
-    files = {found[0] for found in lent if found is not None}
+    files = {found[0] for found in lent if found}
     others = [part for part, found in zip(parts, lent, strict=True) if found is None]
-    others_bytes = sum(part.nbytes for part in others)
-    if len(files) != 1 or 2 * others_bytes > sum(part.nbytes for part in parts):
+    if len(files) != 1 or 2 * _size(others) > _size(parts):
         return None
     (file,) = files
     appended = iter(file.append(others))
-    offsets = [next(appended) if found is None else found[1] for found in lent]
-    return file, tuple((offset, part.nbytes) for offset, part in zip(offsets, parts, strict=True))
+    return file, tuple(
+        (next(appended) if found is None else found[1], part.nbytes) for found, part in zip(lent, parts, strict=True)
+    )
+
+
+def _size(parts: list[memoryview]) -> int:
+    return sum(part.nbytes for part in parts)
 
 
 def _copy(error: Exception) -> Exception:

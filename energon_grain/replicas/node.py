@@ -73,19 +73,8 @@ class Node:
         self._secret = secrets.token_bytes(16)
         self.listener, self._folder = _listen()
         self.far_listener = far.listen() if broadcast else None
-        own = {
-            "rank": self.rank,
-            "node": group.node or node_name(),
-            "name": self._name(),
-            "secret": self._secret.hex(),
-            "hosts": own_addresses() if broadcast else [],
-            "port": 0 if self.far_listener is None else self.far_listener.getsockname()[1],
-        }
-        found: dict[int, dict[str, Any]] = {}
-        for data in all_gather(json.dumps(own).encode()):
-            entry = json.loads(data)
-            if entry and entry["rank"] in group.ranks:
-                found[entry["rank"]] = entry
+        own = self._entry(group, broadcast=broadcast)
+        found = _gathered(all_gather(json.dumps(own).encode()), group.ranks)
         missing = sorted(set(group.ranks) - found.keys())
         if missing:
             self.close()
@@ -93,25 +82,27 @@ class Node:
                 f"ranks {missing} need the same batches as rank {self.rank}, but have not made a loader with replicas: "
                 f"make it on all ranks {list(group.ranks)}"
             )
-        here = {rank: entry for rank, entry in found.items() if entry["node"] == own["node"]}
+        here, elsewhere = _divided(found, own["node"])
         self.ranks: Sequence[int] = sorted(here)
         self.everywhere: Sequence[int] = sorted(found) if broadcast else self.ranks
-        self._addresses = {
-            rank: _Address(name=entry["name"], secret=bytes.fromhex(entry["secret"])) for rank, entry in here.items()
-        }
-        self._far = {
-            rank: far.FarAddress(hosts=entry["hosts"], port=entry["port"], secret=bytes.fromhex(entry["secret"]))
-            for rank, entry in found.items()
-            if entry["node"] != own["node"]
-        }
-        first: dict[str, int] = {}
-        for rank in sorted(found):
-            first.setdefault(found[rank]["node"], rank)
-        self._far_leaders = sorted({*first.values()} - {self.ranks[0]})
+        self._addresses = {rank: _address(entry) for rank, entry in here.items()}
+        self._far = {rank: _far_address(entry) for rank, entry in elsewhere.items()}
+        self._far_leaders = _first_of_nodes(elsewhere)
         if self.far_listener is not None and not self._far:
             self.far_listener.close()
             self.far_listener = None
         connected.add(self)
+
+    def _entry(self, group: ReplicaGroup, *, broadcast: bool) -> dict[str, Any]:
+        """Data for the others: how they reach this process."""
+        return {
+            "rank": self.rank,
+            "node": group.node or node_name(),
+            "name": self._name(),
+            "secret": self._secret.hex(),
+            "hosts": own_addresses() if broadcast else [],
+            "port": 0 if self.far_listener is None else self.far_listener.getsockname()[1],
+        }
 
     def _name(self) -> str:
         name = self.listener.getsockname()
@@ -197,6 +188,33 @@ class Node:
         self.close_ends()
         if self._folder is not None:
             self._folder.cleanup()
+
+
+def _gathered(texts: Sequence[bytes], ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+    entries = [json.loads(text) for text in texts]
+    return {entry["rank"]: entry for entry in entries if entry and entry["rank"] in ranks}
+
+
+def _divided(entries: dict[int, dict[str, Any]], node: str) -> tuple[dict[int, dict[str, Any]], ...]:
+    """Those on a node, and the others."""
+    here = {rank: entry for rank, entry in entries.items() if entry["node"] == node}
+    return here, {rank: entry for rank, entry in entries.items() if rank not in here}
+
+
+def _address(entry: dict[str, Any]) -> _Address:
+    return _Address(name=entry["name"], secret=bytes.fromhex(entry["secret"]))
+
+
+def _far_address(entry: dict[str, Any]) -> far.FarAddress:
+    return far.FarAddress(hosts=entry["hosts"], port=entry["port"], secret=bytes.fromhex(entry["secret"]))
+
+
+def _first_of_nodes(entries: dict[int, dict[str, Any]]) -> list[int]:
+    """The lowest rank of each node."""
+    first: dict[str, int] = {}
+    for rank in sorted(entries):
+        first.setdefault(entries[rank]["node"], rank)
+    return sorted(first.values())
 
 
 def _listen() -> tuple[socket.socket, tempfile.TemporaryDirectory[str] | None]:

@@ -312,11 +312,7 @@ def _received(
     """Steps of another process. Those that it handed on before this process connected are read here."""
     generation, number = place
     while True:
-        try:
-            message = follower.peek()
-        except (EOFError, OSError):
-            raise connections.lost() from None
-        _check_generation(message, generation, follower.leader)
+        message = _next_message(follower, connections, generation)
         if message.generation == generation and message.step > number:
             missing = message.step - number
             for step in own(missing):
@@ -337,6 +333,15 @@ def _received(
             number += 1
             yield _finished(step, finish)
             del step
+
+
+def _next_message(follower: Follower | FarFollower, connections: Connections, generation: int) -> Message:
+    try:
+        message = follower.peek()
+    except (EOFError, OSError):
+        raise connections.lost() from None
+    _check_generation(message, generation, follower.leader)
+    return message
 
 
 def _check_generation(message: Message, generation: int, leader: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from replica_loaders import alone, in_processes
+from replica_loaders import alone, files_in_memory, in_processes
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def test_a_dead_follower_holds_nobody_up(path: Path, tmp_path: Path) -> None:
 
 
 def test_after_a_dead_reader_the_next_rank_reads_from_the_same_place(path: Path, tmp_path: Path) -> None:
-    files = os.listdir("/dev/shm")
+    files = files_in_memory()
     with in_processes(path, tmp_path / "gather", 3) as (first, second, third):
         first.ask("fork")
         child, _ = first.answer()  # such as a worker process: it has copies of all descriptors
@@ -68,4 +68,4 @@ def test_after_a_dead_reader_the_next_rank_reads_from_the_same_place(path: Path,
         step = third.answer()[0]["step"]
         third.ask("steps", 1)
         assert third.answer()[0] == alone(path, step + 1)[step:]
-    assert os.listdir("/dev/shm") == files
+    assert files_in_memory() == files

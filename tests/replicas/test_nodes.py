@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replica_loaders import Gathering, alone, dataset_of, in_processes, in_threads, replica_group, rows
+from replica_loaders import Gathering, alone, dataset_of, files_in_memory, in_processes, in_threads, replica_group, rows
 
 from energon_grain import ConfigError, WorkerConfig, WorkerError, get_savable_loader
 from energon_grain.replicas import addresses, far, node
@@ -26,14 +25,14 @@ def path(text_dataset: Callable[..., Path]) -> Path:
     [("broadcast", "aabb", [0]), ("broadcast", "abab", [0]), ("broadcast", "aabc", [0]), ("read", "abba", [0, 1])],
 )
 def test_one_node_reads_for_all_if_asked(path: Path, across: Any, nodes: str, readers: list[int]) -> None:
-    files = os.listdir("/dev/shm")
+    files = files_in_memory()
     with in_threads(path, 4, nodes=nodes, across=across) as loaders:
         for expected in alone(path, 30):
             assert [rows(next(loader)) for loader, _ in loaders] == [expected] * 4
         assert [rank for rank, (_, encoder) in enumerate(loaders) if encoder.decoded] == readers
         states = [loader.save_state_rank() for loader, _ in loaders]
         assert states == [states[0]] * 4
-    assert os.listdir("/dev/shm") == files
+    assert files_in_memory() == files
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
@@ -55,12 +54,15 @@ def test_a_broken_connection_is_made_again(path: Path) -> None:
         (first, _), *others = loaders
         others[0][0].stream._connections.far()._end.shutdown(socket.SHUT_RDWR)
         ahead = threads.submit(lambda: [rows(next(first)) for _ in range(3, 60)])
-        places = []
-        for loader, _ in others:
+
+        def until_lost(number: int) -> int:
+            loader = others[number][0]
             with pytest.raises(WorkerError, match="rank 0, which reads the batches of rank"):
-                for _ in range(20):
+                for _ in range(20):  # what has arrived before
                     next(loader)
-            places.append(loader.save_state_rank()["step"])
+            return loader.save_state_rank()["step"]
+
+        places = list(threads.map(until_lost, range(2)))
 
         def rest(number: int) -> list[Any]:
             return [rows(next(others[number][0])) for _ in range(places[number], 60)]
@@ -92,16 +94,15 @@ def test_connections_of_others_are_refused(path: Path, monkeypatch: pytest.Monke
 
 def test_a_reader_that_cannot_be_reached_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "CONNECT_SECONDS", 0.5)
-    monkeypatch.setattr(node, "own_addresses", lambda: ["127.0.0.1"])
-    with socket.create_server(("127.0.0.1", 0)) as other:  # as behind a firewall: no answer arrives
-        monkeypatch.setattr(far, "listen", other.dup)
-        gathering = Gathering(2)
-        with ThreadPoolExecutor(2) as threads:
-            made = [threads.submit(one_of_two, path, rank, gathering) for rank in range(2)]
-        errors = [str(each.exception()) for each in made]
-        assert errors[0] == "ranks [1] have not connected to rank 0, which reads"
-        assert "rank 1 cannot connect to rank 0 on another node, which reads for all: 127.0.0.1 port" in errors[1]
-        assert "or let each node read, with across='read'" in errors[1]
+    monkeypatch.setattr(node, "own_addresses", lambda: ["127.0.0.2"])
+    monkeypatch.setattr(far, "listen", lambda: socket.create_server(("127.0.0.1", 0)))
+    gathering = Gathering(2)
+    with ThreadPoolExecutor(2) as threads:
+        made = [threads.submit(one_of_two, path, rank, gathering) for rank in range(2)]
+    errors = [str(each.exception()) for each in made]
+    assert errors[0] == "ranks [1] have not connected to rank 0, which reads"
+    assert "rank 1 cannot connect to rank 0 on another node, which reads for all: 127.0.0.2 port" in errors[1]
+    assert "or let each node read, with across='read'" in errors[1]
 
 
 def one_of_two(path: Path, rank: int, gathering: Gathering) -> None:
@@ -163,7 +164,7 @@ def decoded(replica: Any) -> int:
 
 @pytest.mark.slow
 def test_after_a_dead_reader_the_next_rank_reads_for_all_nodes(path: Path, tmp_path: Path) -> None:
-    files = os.listdir("/dev/shm")
+    files = files_in_memory()
     with in_processes(path, tmp_path / "gather", 4, "aabb") as (first, *others):
         expected = alone(path, 100)
         assert steps_of([first, *others], 3) == [expected[:3]] * 4
@@ -188,4 +189,4 @@ def test_after_a_dead_reader_the_next_rank_reads_for_all_nodes(path: Path, tmp_p
         assert steps_of(others, 5) == [expected[last + 10 : last + 15]] * 3
         assert (decoded(third), decoded(fourth)) == before
         assert decoded(second)
-    assert os.listdir("/dev/shm") == files
+    assert files_in_memory() == files

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from patience import PATIENCE_S
-from replica_loaders import LENGTH, Rows, Tokens, alone, dataset_of, in_threads, rows
+from replica_loaders import LENGTH, Rows, Tokens, alone, dataset_of, files_in_memory, in_threads, rows
 
 from energon_grain import SequenceSlice, StateError, WorkerConfig, WorkerError, get_savable_loader, stateless
 from energon_grain.replicas import leader as leading
@@ -38,14 +37,14 @@ def each_step(loaders: list[Any], count: int) -> list[Rows]:
 
 @pytest.mark.parametrize("num_workers", [0, 2, "auto"])
 def test_one_replica_reads_for_all(path: Path, num_workers: Any) -> None:
-    files = os.listdir("/dev/shm")
+    files = files_in_memory()
     with in_threads(path, 3, num_workers=num_workers) as loaders:
         assert each_step(loaders, 30) == alone(path, 30)
         decoded = [encoder.decoded for _, encoder in loaders]
         assert decoded[1:] == [0, 0]
         states = [loader.save_state_rank() for loader, _ in loaders]
         assert states == [states[0]] * 3
-        assert os.listdir("/dev/shm") == files
+        assert files_in_memory() == files
     encoder = Tokens()
     config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers)
     with get_savable_loader(dataset_of(path, config, encoder)) as loader:
