@@ -23,6 +23,7 @@ from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
+from energon_grain.sources.rows import SelectedSource
 from energon_grain.sources.source import LazySources, PartValue, RawBatch, ReadInGroups
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.cancellation import cancellable
@@ -345,7 +346,7 @@ class PureStage:
         self.timed = spec.timed
         self.hook_lock = hook_lock or threading.RLock()
         self.sources = Sources(leaf.leaf.source for leaf in spec.leaves)
-        remote = (source.remote_files for source in self.sources if isinstance(source, RemoteSource))
+        remote = (source.remote_files for source in self.sources if isinstance(source, SelectedSource | RemoteSource))
         self._remote_files = next(filter(None, remote), ())
         leaves_by_key: dict[Hashable, dict[int, LeafSpec]] = {}
         for number, leaf in enumerate(spec.leaves):
@@ -372,7 +373,7 @@ class PureStage:
         with paused_collection(), using_cache(self._spec.cache_pool):
             parts = self._read(draws)
             clock.lap("storage", "read", len(draws))
-            began_s = time.perf_counter()
+            hooks_s = 0.0
             for kind, places, own, raw in parts:
                 single = len(places) == len(draws)
                 if single and self._column_batches is not None and chunk.numbers is not None:
@@ -382,8 +383,10 @@ class PureStage:
                 batch_of = chunk.batches_of(places if owner is None else owner[places])
                 flow = kind.load(raw, own, chunk.groups if single and items is None else (), batch_of)
                 clock.lap("work", "decode", len(own))
+                hooks_s -= time.perf_counter()
                 for hook in kind.hooks:
                     flow = self._apply(flow, hook, clock)
+                hooks_s += time.perf_counter()
                 drops += len(flow.dropped)
                 if single:
                     outcomes, restore_keys = flow.outcomes(), flow.restore_keys
@@ -400,7 +403,7 @@ class PureStage:
             drops=drops,
             size_bytes=held,
             work=clock.work(),
-            samples_s=time.perf_counter() - began_s,
+            hooks_s=hooks_s,
         )
 
     def read(self, draws: Draws) -> None:
