@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the first history")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="histories at a time (default: cores)")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds after which a loader hangs (default: 300)")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds until a loader hangs (default: 300)")
     parser.add_argument("--python", action="append", default=[], metavar="LOADER=PATH", help="interpreter of a loader")
     parser.add_argument(
         "--results",
