@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,6 +23,7 @@ from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
+from energon_grain.sources.rows import SelectedSource
 from energon_grain.sources.source import LazySources, PartValue, RawBatch, ReadInGroups
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.cancellation import cancellable
@@ -344,7 +346,7 @@ class PureStage:
         self.timed = spec.timed
         self.hook_lock = hook_lock or threading.RLock()
         self.sources = Sources(leaf.leaf.source for leaf in spec.leaves)
-        remote = (source.remote_files for source in self.sources if isinstance(source, RemoteSource))
+        remote = (source.remote_files for source in self.sources if isinstance(source, SelectedSource | RemoteSource))
         self._remote_files = next(filter(None, remote), ())
         leaves_by_key: dict[Hashable, dict[int, LeafSpec]] = {}
         for number, leaf in enumerate(spec.leaves):
@@ -371,6 +373,7 @@ class PureStage:
         with paused_collection(), using_cache(self._spec.cache_pool):
             parts = self._read(draws)
             clock.lap("storage", "read", len(draws))
+            hooks_s = 0.0
             for kind, places, own, raw in parts:
                 single = len(places) == len(draws)
                 if single and self._column_batches is not None and chunk.numbers is not None:
@@ -380,8 +383,10 @@ class PureStage:
                 batch_of = chunk.batches_of(places if owner is None else owner[places])
                 flow = kind.load(raw, own, chunk.groups if single and items is None else (), batch_of)
                 clock.lap("work", "decode", len(own))
+                hooks_s -= time.perf_counter()
                 for hook in kind.hooks:
                     flow = self._apply(flow, hook, clock)
+                hooks_s += time.perf_counter()
                 drops += len(flow.dropped)
                 if single:
                     outcomes, restore_keys = flow.outcomes(), flow.restore_keys
@@ -392,7 +397,14 @@ class PureStage:
                 outcomes, restore_keys, drops = self._maker.make(chunk, items, outcomes, restore_keys, clock)
                 clock.spans += clock.hook_spans()
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
-        return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held, work=clock.work())
+        return Encoded(
+            outcomes=outcomes,
+            restore_keys=restore_keys,
+            drops=drops,
+            size_bytes=held,
+            work=clock.work(),
+            hooks_s=hooks_s,
+        )
 
     def read(self, draws: Draws) -> None:
         """Read a chunk and discard it, to measure reading alone. Raises ReadError."""

@@ -159,9 +159,9 @@ class TransportWorkers(OrderedWorkers[Any]):
     """Encoded chunks in order, from the workers of a transport. Two threads wait for each worker."""
 
     def __init__(self, transport: Transport[Any], chunks: Iterator[Chunk], pace: ChunkPace, budget_bytes: int) -> None:
-        self._transport, self._pace = transport, pace
+        self._transport = transport
         workers = transport.workers
-        super().__init__(self._make, 2 * workers, chunks, budget_bytes, max_in_flight(workers))
+        super().__init__(self._make, 2 * workers, chunks, budget_bytes, max_in_flight(workers), pace)
 
     def resize_workers(self, workers: int) -> None:
         """Use another number of workers from now on."""
