@@ -11,10 +11,10 @@ from benchmarks.truth.run import Outcome
 HEAD = """\
 # LoaderTruth: results
 
-Written by `python -m benchmarks.truth --publish`. [LoaderTruth](../../docs/loader-truth.md) explains the checks.
-Numbers are medians over histories, with the range in parentheses. *exact* is the number of histories without any repeat
-or loss. *failed*: the loader raised or hung where nothing had been killed; such a history is not exact. *own* are
-repeats and losses of the same loader without any interruption, which are subtracted.
+Written by `python -m benchmarks.truth --histories 0 --publish`. [LoaderTruth](../../docs/loader-truth.md) explains the
+checks. Numbers are medians over histories, with the range in parentheses. *exact* is the number of histories without
+any repeat or loss. *failed*: the loader raised or hung where nothing had been killed; such a history is not exact.
+*own* are repeats and losses of the same loader without any interruption, which are subtracted.
 """
 SHORT_HEAD = """\
 | loader | resume | elastic | mixture | packs | change | repeatability | restart | shuffle | audit |

@@ -20,7 +20,7 @@ def fleet() -> Iterator[Fleets]:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
         opened = dict[str, Fleet]()
 
-        def of(name: str, timeout_s: float = 60.0) -> Fleet:
+        def of(name: str, timeout_s: float = 300.0) -> Fleet:
             if name not in opened:
                 place = f"planted_faults:{name}" if name[0].isupper() else name
                 opened[name] = stack.enter_context(Fleet(place, timeout_s=timeout_s))

@@ -135,16 +135,15 @@ class Loader(Adapter):
         return state.getvalue()
 
     def restore(self, states: list[bytes]) -> None:
-        with tempfile.TemporaryDirectory() as name:
-            folder, own = Path(name), f"rank{self.run.host}.pth"
-            for rank, state in enumerate(states):
-                (folder / f"rank{rank}.pth").write_bytes(state)
-            if len(states) != self.run.hosts:
-                files = [EPath(folder / f"rank{rank}.pth") for rank in range(len(states))]
-                folder /= "out"
-                folder.mkdir()
-                command_redist.callback(files, EPath(folder), self.run.hosts)
-            self.loader.restore_state_rank(torch.load(folder / own, weights_only=False))
+        loaded = [torch.load(io.BytesIO(state), weights_only=False) for state in states]
+        if len(loaded) != self.run.hosts:
+            with tempfile.TemporaryDirectory() as name:
+                file, out = Path(name, "state.pth"), Path(name, "out")
+                torch.save(loaded, file)  # one file of all ranks, as `save_state_global` returns it
+                out.mkdir()
+                command_redist.callback([EPath(file)], EPath(out), self.run.hosts)
+                loaded = torch.load(out / file.name, weights_only=False)
+        self.loader.restore_state_rank(loaded[self.run.host])
 
     def close(self) -> None:
         self.iterator = self.loader = None

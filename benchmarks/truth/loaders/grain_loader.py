@@ -55,4 +55,4 @@ class Loader(Adapter):
         self.iterator.set_state(states[self.host])
 
     def close(self) -> None:
-        self.iterator.close()
+        self.iterator = None
