@@ -40,6 +40,7 @@ class Fault:
         times: Number of requests, `None` for all to come.
         match: Part of what is meant: path, query, a space, and the header Range.
         method: Of the requests meant.
+        every: Only every n-th of the requests that match is meant.
     """
 
     kind: Literal["close", "reset", "stall", "status", "short", "late"]
@@ -49,6 +50,7 @@ class Fault:
     times: int | None = 1
     match: str = ""
     method: str = "GET"
+    every: int = 1
 
 
 @dataclass(frozen=True)

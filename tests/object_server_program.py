@@ -80,6 +80,9 @@ class Behaviour:
         with self._lock:
             for fault in self.faults:
                 if fault["method"] == method and fault["match"] in wanted and fault["times"] != 0:
+                    fault["met"] = fault.get("met", 0) + 1
+                    if fault["met"] % fault["every"]:
+                        continue
                     if fault["times"] is not None:
                         fault["times"] -= 1
                     return fault

@@ -91,6 +91,7 @@ def in_threads(
     count: int,
     *,
     num_workers: Any = 1,
+    worker_type: Any = "thread",
     encoders: Callable[[], Any] = Tokens,
     cut: Any = None,
     **options: Any,
@@ -102,7 +103,7 @@ def in_threads(
         group = ReplicaGroup(
             ranks=tuple(range(count)), rank=rank, all_gather=gathering, coordinates={"cp": (rank, count)}
         )
-        config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, replicas=group)
+        config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, worker_type=worker_type, replicas=group)
         encoder = encoders()
         return get_savable_loader(dataset_of(path, config, encoder, **options), sequence_slice=cut), encoder
 

@@ -18,7 +18,6 @@ import contextlib
 import hashlib
 import mmap
 import os
-import sys
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import IndexFileError
+from energon_grain.formats.mapped_files import map_file
 from energon_grain.formats.nv_meta import INFO_JSON, INFO_YAML, META_FOLDER, DatasetInfo, refuse_outside
 from energon_grain.forms import Form, encode_json
 from energon_grain.samplers.hashing import splitmix64
@@ -285,9 +285,7 @@ def read_or_map(descriptor: int, size_bytes: int) -> bytearray | mmap.mmap:
     """The bytes of an open file: read if it is small, else mapped, which outlives the descriptor."""
     if size_bytes <= READ_INSTEAD_OF_MAP_BYTES:
         return bytearray(os.pread(descriptor, size_bytes, 0))
-    if sys.version_info >= (3, 13):
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ, trackfd=False)
-    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    return map_file(descriptor)
 
 
 @lru_cache(maxsize=1024)

@@ -71,7 +71,7 @@ class Follower:
         received = self._first
         assert received is not None
         assert received.file is not None
-        step: Step = self._holds.load(received.message.number, received.file, received.message.sizes, sources)
+        step: Step = self._holds.load(received.message.number, received.file, received.message.places, sources)
         self._first = None
         os.close(received.file)
         return step

@@ -14,10 +14,18 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from energon_grain.errors import WorkerError
-from energon_grain.processes.worker import Channel, ResultFile, ResultFiles, pickled_parts, write_parts
+from energon_grain.processes.worker import (
+    Channel,
+    ResultFile,
+    ResultFiles,
+    lent_file,
+    part_offsets,
+    pickled_parts,
+    write_parts,
+)
 from energon_grain.replicas.memory import RELEASE, REUSABLE, TAKEN, Holds
 from energon_grain.replicas.node import Node
 from energon_grain.sources.source import Source
@@ -37,8 +45,8 @@ class Message(NamedTuple):
         number: Number of the message.
         generation: How often the replicas went to another place, by restoring, seeking, skipping or a new pass.
         step: Number of the step since then.
-        sizes: Sizes in bytes of the parts of the file; empty: there is no file.
-        error: Raised in place of the step; None with empty sizes: the pass has ended.
+        places: The parts of the file; empty: there is no file.
+        error: Raised in place of the step; None without a file: the pass has ended.
         dropped: Whether any sample has been dropped.
         begins: Whether this is no step, but the place of the first step that a replica gets which connected later.
     """
@@ -46,7 +54,7 @@ class Message(NamedTuple):
     number: int
     generation: int
     step: int
-    sizes: tuple[int, ...] = ()
+    places: tuple[tuple[int, int], ...] = ()
     error: Exception | None = None
     dropped: bool = False
     begins: bool = False
@@ -54,13 +62,28 @@ class Message(NamedTuple):
 
 @dataclass(slots=True)
 class _Handed:
-    """A batch that was handed on, the ranks that have not released it, and those that have not taken it."""
+    """A batch that was handed on.
+
+    Attributes:
+        step: Number of its step.
+        ranks: Those that have not released it.
+        waiting: Those that have not taken it.
+        lent: Memory in a file of workers, which write to it again once nothing refers to this; None: it is a file of
+            this class.
+    """
 
     file: ResultFile
     step: int
     ranks: set[int]
     waiting: set[int]
+    lent: Any = None
     reuse: bool = True
+
+    def release(self) -> ResultFile | None:
+        """Return the file if it can be used again."""
+        self.file.reusable &= self.reuse
+        file, self.lent = self.file if self.lent is None else None, None
+        return file if self.reuse else None
 
 
 class Leader:
@@ -150,8 +173,9 @@ class Leader:
         handed.reuse &= reuse
         if not handed.ranks:
             del self._handed[number]
-            if handed.reuse and len(self._free) < self._depth:
-                self._free.append(handed.file)
+            file = handed.release()
+            if file is not None and len(self._free) < self._depth:
+                self._free.append(file)
 
     def hand_on(self, generation: int, number: int, step: Step, sources: list[Source], *, dropped: bool) -> Step:
         """Hand a step on, and return it as the other replicas get it.
@@ -168,19 +192,25 @@ class Leader:
         """
         parts = _parts(step, sources)
         self._wait()
-        with self._changed:
-            file = self._free.pop() if self._free else self._new_files.take()
-        write_parts(file.descriptor, parts)
-        sizes = tuple(part.nbytes for part in parts)
+        found = _in_file_of_workers(parts)
+        if found is None:
+            with self._changed:
+                file = self._free.pop() if self._free else self._new_files.take()
+            write_parts(file.descriptor, parts)
+            sizes = [part.nbytes for part in parts]
+            places, lent = tuple(zip(part_offsets(sizes)[0], sizes, strict=True)), None
+        else:
+            (file, places), lent = found, parts
         del parts
         with self._changed:
             ends = dict(self._ends)
-            message = Message(self._next, generation, number, sizes, dropped=dropped)
-            self._handed[message.number] = _Handed(file, step.progress.step - 1, set(ends), {*ends} - {self._node.rank})
+            message = Message(self._next, generation, number, places, dropped=dropped)
+            waiting = {*ends} - {self._node.rank}
+            self._handed[message.number] = _Handed(file, step.progress.step - 1, {*ends}, waiting, lent)
             self._next += 1
             self._place = generation, number + 1
         self._send(ends, message, file.descriptor)
-        return self._own.load(message.number, file.descriptor, sizes, sources)
+        return self._own.load(message.number, file.descriptor, places, sources)
 
     def end(self, generation: int, number: int, error: Exception | None = None) -> None:
         """Tell the other replicas that the pass has ended, or that the next step raises an error."""
@@ -241,6 +271,8 @@ class Leader:
         self.close_ends()
         self._selector.close()
         self._free.clear()
+        for handed in self._handed.values():  # others still use their batches
+            handed.file.reusable = False
 
     def close_ends(self) -> None:
         """Close the sockets."""
@@ -262,6 +294,23 @@ def _parts(step: Step, sources: list[Source]) -> list[memoryview]:
             f"a batch cannot be handed to other replicas: {type(error).__name__}: {error}; return arrays, strings and "
             f"instances of classes of a module or of the script from hooks, or remove replicas= from WorkerConfig"
         ) from error
+
+
+def _in_file_of_workers(parts: list[memoryview]) -> tuple[ResultFile, tuple[tuple[int, int], ...]] | None:
+    """The file that a worker process wrote the batch to, and the places there. Small parts are appended to it.
+
+    None: no worker process wrote it, or only a part of it.
+    """
+    lent = [lent_file(part) for part in parts]
+    files = {found[0] for found in lent if found is not None}
+    others = [part for part, found in zip(parts, lent, strict=True) if found is None]
+    others_bytes = sum(part.nbytes for part in others)
+    if len(files) != 1 or 2 * others_bytes > sum(part.nbytes for part in parts):
+        return None
+    (file,) = files
+    appended = iter(file.append(others))
+    offsets = [next(appended) if found is None else found[1] for found in lent]
+    return file, tuple((offset, part.nbytes) for offset, part in zip(offsets, parts, strict=True))
 
 
 def _copy(error: Exception) -> Exception:

@@ -269,7 +269,7 @@ def _received(
                 return
         elif message.begins or (message.generation, message.step) < (generation, number):
             follower.discard()
-        elif not message.sizes:
+        elif not message.places:
             follower.discard()
             if message.error is not None:
                 raise message.error

@@ -2,13 +2,14 @@
 """Read, list and write objects of stores: in parallel, with timeouts, retries and hedged requests.
 
 A request without a response blocks all readers that wait for it; a store that loses one in some hundred wastes minutes.
-Therefore a request without a first byte after `SECOND_REQUEST_SECONDS` is sent a second time, while the first one
-continues, and the first response counts. Requests that are merely slow are not repeated: at most one in twenty is sent
-twice.
+Therefore a request without a first byte after three times the usual latency is sent again, while the first one
+continues, and the first response counts. At most one request in twenty is sent again (`hedging`).
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import queue
 import threading
 import time
@@ -24,6 +25,7 @@ from energon_grain.storage.remote import Fetched, ObjectRange
 from energon_grain.storage.settings import StorageSettings
 from energon_grain.storage.traffic import Traffic, count, count_read
 from energon_grain.storage.urls import scheme_of
+from energon_grain.stores.hedging import UNKNOWN_SECONDS, HedgeBudget, Latencies
 from energon_grain.stores.object_error import ObjectError
 from energon_grain.stores.object_stores import (
     NOT_NEEDED,
@@ -38,14 +40,12 @@ from energon_grain.stores.retries import Outages, Trial
 
 _Result = TypeVar("_Result")
 
-SECOND_REQUEST_SECONDS = 2.0
-"""Time without a first byte after which a request is sent a second time; longer if responses are usually slower."""
-_TYPICAL_TIMES = 5
-_SENT_TWICE_SHARE = 0.05
-_SENT_TWICE_ALWAYS = 4
-"""Number of requests that may always be sent twice, besides the share of all: a store that responds slowly to everyone
-only gets slower with twice the requests."""
+SECOND_REQUEST_SECONDS = UNKNOWN_SECONDS
+_MOST_COPIES = 3
+"""Maximum number of copies of a request: the second one may be lost, too."""
 
+_DELAY_GROWTH = 2
+_SOON_SECONDS = 0.01
 _IDLE_SECONDS = 10.0
 """Time that an idle thread is kept for the next request."""
 
@@ -67,7 +67,8 @@ class ObjectClient:
         self._stores = ObjectStores(settings)
         self._waiting = _WaitingThreads()
         self._outages = Outages()
-        self._typical_s = 0.0  # recent time until the first byte
+        self._latencies = Latencies()
+        self._hedges = HedgeBudget(settings.requests_in_flight)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return shared_client, (self.settings,)
@@ -82,7 +83,7 @@ class ObjectClient:
             return self._stores.read(wanted.url, wanted.start, wanted.stop, wanted.known, begin, on_first_byte)
 
         began = time.perf_counter()
-        found = self._repeated(ask, f"reading {wanted}", wanted.url, twice=True)
+        found = self._repeated(ask, f"reading {wanted}", wanted.url, size_bytes=_size_of(wanted))
         count_read(wanted.url, time.perf_counter() - began)
         if found is not None:
             self._count(bytes_read=found.received_bytes)
@@ -90,7 +91,7 @@ class ObjectClient:
 
     def head(self, url: str) -> Fetched | None:
         """Size, generation and modification time of an object; None if it does not exist. Raises ReadError."""
-        return self._repeated(lambda _: self._stores.head(url), f"looking at {url}", url, twice=True)
+        return self._repeated(lambda _: self._stores.head(url), f"looking at {url}", url, size_bytes=0)
 
     def list(self, url: str) -> list[str]:
         """Names of the objects below a folder, relative to it, sorted. Raises ReadError."""
@@ -140,47 +141,66 @@ class ObjectClient:
             for future in futures:
                 future.cancel()
 
-    def _repeated(self, ask: Callable[[OnFirstByte], _Result], doing: str, url: str, *, twice: bool = False) -> _Result:
+    def _repeated(
+        self, ask: Callable[[OnFirstByte], _Result], doing: str, url: str, *, size_bytes: int | None = None
+    ) -> _Result:
+        """The result of a request, tried until it succeeds or the time for retries is over.
+
+        Args:
+            size_bytes: Expected size of the response; None: it has no first byte before it is complete, so it is never
+                sent again while it is in flight.
+        """
         self._stores.refuse_fork(url)
         with Trial(self.settings, self._outages, doing, url) as trial:
             while True:
                 try:
-                    found = self._once(ask, repeated=trial.attempt > 1, twice=twice)
+                    found = self._once(ask, trial.store, size_bytes, repeated=trial.attempt > 1)
                 except ObjectError as error:
                     trial.again(error)
                 else:
                     trial.responded()
                     return found
 
-    def _once(self, ask: Callable[[OnFirstByte], _Result], *, repeated: bool, twice: bool) -> _Result:
+    def _once(
+        self, ask: Callable[[OnFirstByte], _Result], store: str, size_bytes: int | None, *, repeated: bool
+    ) -> _Result:
         """The result of one attempt. A request that is no longer needed, or too slow, is abandoned."""
         while not self._slots.acquire(timeout=POLL_SECONDS):
             _check_needed()
         try:
             _check_needed()
             self._count(requests=1, repeated=repeated)
-            asked = _HedgedRequest(ask)
-            asked.send(self._waiting)
-            now, hedge_after_s = time.monotonic(), max(SECOND_REQUEST_SECONDS, _TYPICAL_TIMES * self._typical_s)
-            end, again = now + self.settings.timeout_s, now + hedge_after_s
-            while True:
-                try:
-                    found = asked.result.result(max(0.0, min(POLL_SECONDS, end - now)))
-                    if twice:  # other requests have no first byte before their response is complete
-                        self._typical_s += 0.1 * (asked.first_byte_s - self._typical_s)
-                    return found
-                except TimeoutError:
-                    _check_needed()
-                now = time.monotonic()
-                if now >= end:
-                    raise ObjectError(f"no response within {self.settings.timeout_s:g} s", temporary=True) from None
-                if twice and now >= again and asked.can_be_hedged:
-                    again = now + hedge_after_s
-                    if self.traffic.sent_twice < _SENT_TWICE_ALWAYS + self.traffic.requests * _SENT_TWICE_SHARE:
-                        self._count(requests=1, repeated=1, sent_twice=1)
-                        asked.send(self._waiting)
+            if size_bytes is None:
+                return self._first_of(_HedgedRequest(ask), math.inf)
+            self._hedges.earn()
+            observe = functools.partial(self._latencies.observe, store, size_bytes)
+            hedge_after_s = self._latencies.hedge_after_s(store, size_bytes, SECOND_REQUEST_SECONDS)
+            return self._first_of(_HedgedRequest(ask, observe), hedge_after_s)
         finally:
             self._slots.release()
+
+    def _first_of(self, asked: _HedgedRequest[_Result], hedge_after_s: float) -> _Result:
+        """The first result of a request that is sent again, with growing delays, while no byte arrives."""
+        asked.send(self._waiting)
+        now = time.monotonic()
+        end, again = now + self.settings.timeout_s, now + hedge_after_s
+        while True:
+            try:
+                return asked.result.result(max(0.0, min(POLL_SECONDS, end - now, max(_SOON_SECONDS, again - now))))
+            except TimeoutError:
+                if asked.result.done():  # its error is a TimeoutError
+                    return asked.result.result()
+                _check_needed()
+            now = time.monotonic()
+            if now >= end:
+                raise ObjectError(f"no response within {self.settings.timeout_s:g} s", temporary=True) from None
+            if now < again or not asked.can_be_hedged:
+                continue
+            hedge_after_s *= _DELAY_GROWTH
+            again = now + hedge_after_s
+            if self._hedges.spend():
+                self._count(requests=1, repeated=1, sent_twice=1)
+                asked.send(self._waiting)
 
     def _count(self, **more: int) -> None:
         with self._counting:
@@ -195,21 +215,23 @@ class _HedgedRequest(Generic[_Result]):
     Attributes:
         result: The first result. A temporary failure does not count while the other request is in flight: a store that
             refuses the second request may be about to respond to the first.
-        first_byte_s: Time until the first byte.
+
+    Args:
+        ask: Sends the request.
+        observe: Called with the time until the first byte of each copy, in seconds.
     """
 
-    def __init__(self, ask: Callable[[OnFirstByte], _Result]) -> None:
+    def __init__(self, ask: Callable[[OnFirstByte], _Result], observe: Callable[[float], None] | None = None) -> None:
         self.result: Future[_Result] = Future()
         self._ask = ask
+        self._observe = observe
         self._in_flight: list[object] = []
         self._first: dict[str, object] = {}
-        self._began_s = time.monotonic()
-        self.first_byte_s = 0.0
 
     @property
     def can_be_hedged(self) -> bool:
-        """Whether a single request is in flight, without a first byte yet."""
-        return len(self._in_flight) == 1 and not self._first
+        """Whether requests are in flight, without a first byte yet, and another one is allowed."""
+        return 1 <= len(self._in_flight) < _MOST_COPIES and not self._first
 
     def send(self, threads: _WaitingThreads) -> None:
         """Send the request, and let a thread wait for the response."""
@@ -218,10 +240,18 @@ class _HedgedRequest(Generic[_Result]):
         threads.call(lambda: self._wait(mine))
 
     def _wait(self, mine: object) -> None:
-        def on_first_byte() -> None:
+        began_s, measured = time.monotonic(), False
+
+        def use() -> None:
             if self._first.setdefault("first", mine) is not mine:
                 raise LateResponseError
-            self.first_byte_s = self.first_byte_s or time.monotonic() - self._began_s
+
+        def on_first_byte() -> None:
+            nonlocal measured
+            if self._observe is not None and not measured:
+                measured = True
+                self._observe(time.monotonic() - began_s)
+            use()
 
         try:
             try:
@@ -232,7 +262,7 @@ class _HedgedRequest(Generic[_Result]):
                 self._in_flight.remove(mine)  # if two fail at once, the later one sees that it is the last
                 may_recover = isinstance(error, ObjectError) and error.temporary
                 if not (may_recover and self._in_flight and self._first.get("first") is not mine):
-                    on_first_byte()
+                    use()
                     self.result.set_exception(error)
             else:
                 on_first_byte()
@@ -267,6 +297,13 @@ class _WaitingThreads:
                 call = self._calls.get()  # about to arrive
             call()
             self._idle.release()
+
+
+def _size_of(wanted: ObjectRange) -> int:
+    """The size of a range; 0 if its end is unknown."""
+    if wanted.start is None or wanted.start < 0 or wanted.stop is None:
+        return 0
+    return wanted.stop - wanted.start
 
 
 def _result(future: Future[_Result]) -> _Result:

@@ -73,13 +73,17 @@ class Trial:
     Args:
         doing: Purpose of the request, for messages: "reading s3://…".
         url: URL of the object.
+
+    Attributes:
+        store: Scheme and bucket.
+        attempt: Number of the current attempt, from 1.
     """
 
     def __init__(self, settings: StorageSettings, outages: Outages, doing: str, url: str) -> None:
         self._settings = settings
         self._outages = outages
         self._doing = doing
-        self._store = "/".join(url.split("/")[:3])
+        self.store = "/".join(url.split("/")[:3])
         self._began_s = self._attempt_began_s = time.monotonic()
         self._pause_s = settings.first_pause_s
         self.attempt = 1
@@ -92,7 +96,7 @@ class Trial:
 
     def responded(self) -> None:
         """Record that the store has responded, with success or failure."""
-        self._outages.responded.add(self._store)
+        self._outages.responded.add(self.store)
 
     def again(self, error: ObjectError) -> None:
         """Wait for the next attempt. Raises RangeError, and ReadError after the last attempt."""
@@ -121,6 +125,6 @@ class Trial:
 
     def _limit_s(self, error: ObjectError) -> float:
         limit_s = self._settings.retry_s
-        if error.unreachable and self._store not in self._outages.responded:
+        if error.unreachable and self.store not in self._outages.responded:
             return min(limit_s, UNREACHABLE_SECONDS)
         return limit_s

@@ -22,8 +22,6 @@ FeedState = tuple[int, int]
 """(pass, rounds taken in it)."""
 Run = Callable[[Chunk], Encoded]
 _DIRECT_CHUNK = 64
-_CHUNKS_AHEAD = 4
-"""Chunks of samples that wait in all lanes together, beyond what lanes are expected to request."""
 _FIRST_SAMPLES = 256
 _GROWTH = 4
 
@@ -223,8 +221,9 @@ class LaneChunks:
         wanted = np.diff(np.minimum(np.cumsum(wanted), room), prepend=0)
         spare = room - int(wanted.sum())
         if spare > 0:
-            spare = min(spare, int(_CHUNKS_AHEAD * min(room, self._most) - ahead.sum()))
-        if spare > 0:
+            # Samples that wait in all lanes together, beyond what lanes are expected to request.
+            spare = min(spare, int(min(self._pace.ahead, self._pace.depth * self._most) - ahead.sum()))
+        if spare > 0 and (wanted.any() or spare >= min(room, int(left.sum())) // 2):
             wanted += np.minimum(_level(ahead + wanted, expected, spare), left - wanted)
         return [(feed, count) for feed, count in zip(feeds, wanted.tolist(), strict=True) if count]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,11 +29,11 @@ from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.cancellation import cancellable
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.clock import Clock
-from energon_grain.stream.extensions import COLUMN_BATCHES, ITEM_MAKER, extension
+from energon_grain.stream.extensions import COLUMN_BATCHES, ITEM_MAKER, KEEP_FREED_MEMORY, extension
 from energon_grain.stream.flow import Flow, Numbers, SampleLoader
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import Draws, Items, Sources
-from energon_grain.stream.memory import approximate_bytes, keep_freed_memory, paused_collection
+from energon_grain.stream.memory import approximate_bytes, paused_collection
 from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec
 
 _logger = logging.getLogger("energon_grain")
@@ -340,7 +341,7 @@ class PureStage:
     """
 
     def __init__(self, spec: StreamSpec, hook_lock: threading.RLock | None = None) -> None:
-        keep_freed_memory()
+        extension(KEEP_FREED_MEMORY)()
         self._spec = spec
         self.timed = spec.timed
         self.hook_lock = hook_lock or threading.RLock()
@@ -372,12 +373,13 @@ class PureStage:
         with paused_collection(), using_cache(self._spec.cache_pool):
             parts = self._read(draws)
             clock.lap("storage", "read", len(draws))
+            began_s = time.perf_counter()
             for kind, places, own, raw in parts:
                 single = len(places) == len(draws)
                 if single and self._column_batches is not None and chunk.numbers is not None:
                     encoded = self._column_batches(chunk, partial(kind.fields, raw, own, chunk.groups), clock)
                     if encoded is not None:
-                        return encoded
+                        return dataclasses.replace(encoded, samples_s=time.perf_counter() - began_s)
                 batch_of = chunk.batches_of(places if owner is None else owner[places])
                 flow = kind.load(raw, own, chunk.groups if single and items is None else (), batch_of)
                 clock.lap("work", "decode", len(own))
@@ -393,7 +395,14 @@ class PureStage:
                 outcomes, restore_keys, drops = self._maker.make(chunk, items, outcomes, restore_keys, clock)
                 clock.spans += clock.hook_spans()
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
-        return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held, work=clock.work())
+        return Encoded(
+            outcomes=outcomes,
+            restore_keys=restore_keys,
+            drops=drops,
+            size_bytes=held,
+            work=clock.work(),
+            samples_s=time.perf_counter() - began_s,
+        )
 
     def read(self, draws: Draws) -> None:
         """Read a chunk and discard it, to measure reading alone. Raises ReadError."""

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
 
 from energon_grain.errors import public
+from energon_grain.memory_budget.budget import join_budget
+from energon_grain.memory_budget.need import require_memory
 from energon_grain.mixture_shares import expected_reads
 from energon_grain.sources.remote_runs import RemoteSource
 from energon_grain.sources.rows import SelectedSource
@@ -20,6 +23,7 @@ from energon_grain.stream.extensions import BLAME, COST_SHARES, extension
 from energon_grain.stream.observer import Observer
 from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.steps import Step
 from energon_grain.stream.worker_config import WorkerConfig
 from energon_grain.stream.workers import MakePool, ThreadPool
 from energon_grain.watch.auto_workers import AutoWorkers
@@ -109,7 +113,15 @@ class Stream(stream.Stream):
             self._report_next()
             self.turn.release()
         self._count()
-        return self.statistics.report(self.ready, self.workers, self._delivered_steps, self.outlet.ready)
+        found = self.statistics.report(self.ready, self.workers, self._delivered_steps, self.outlet.ready)
+        budget = join_budget()
+        return found if budget is None else replace(found, memory=budget.use())
+
+    def _start(self) -> Iterator[Step]:
+        budget = join_budget()
+        if budget is not None:
+            require_memory(budget, self.spec, self.workers, in_processes=self.config.worker_type == "process")
+        return super()._start()
 
     def blame(self, losses: Any, **options: Any) -> Any:
         """Rank samples by how much of the run's unusual losses they explain. See `history.blame.blame`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ pytest.importorskip("ray")
 sys.path.insert(0, os.path.dirname(__file__))
 
 from cluster_encoders import Arrays, Gated, Noisy, Packing
+from patience import PATIENCE_S
 
 from energon_grain.cluster import RayPool, actor as actors
 from energon_grain.cluster.actor import Probe, StageActor
@@ -75,6 +77,13 @@ def require_equal(found: Any, expected: Any, steps: int, each: Callable[[int], N
     assert found.cursor() == expected.cursor()
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("near", ["auto", "never"])
 def test_the_stream_is_that_of_one_thread(cluster: Any, texts: Path, near: Any) -> None:
     with RayPool(2, num_cpus=0.5, near=near) as pool, stream(texts, pool) as found, stream(texts) as expected:
@@ -106,14 +115,42 @@ def test_hosts_and_loaders_share_a_pool(pool: RayPool, texts: Path) -> None:
 
 def test_killed_actors_cost_no_sample(cluster: Any, texts: Path) -> None:
     with RayPool(2, num_cpus=0.5, near="auto") as pool, stream(texts, pool) as found, stream(texts) as expected:
+        killed: list[Any] = []
 
         def kill(step: int) -> None:
             if step % 15 == 10:
-                pool.wait(2)
-                cluster.kill(pool.handles[step // 15 % 2], no_restart=True)
+                wait_for(lambda: pool.stats().deaths == len(killed) and pool.stats().ready == 2)
+                killed.append(pool.handles[step // 15 % 2])
+                cluster.kill(killed[-1], no_restart=True)
 
         require_equal(found, expected, 60, kill)
-        assert pool.stats().deaths >= 3  # the last one may not have been noticed
+        wait_for(lambda: pool.stats().deaths == len(killed) == 4)
+
+
+def test_deaths_are_noticed_without_chunks(cluster: Any) -> None:
+    with RayPool(2, num_cpus=0.5) as pool:
+        for deaths in (2, 4):
+            pool.wait(2)
+            before = pool.handles
+            for handle in before:
+                cluster.kill(handle, no_restart=True)
+            wait_for(lambda deaths=deaths: pool.stats().deaths == deaths and pool.stats().ready == 2)
+            assert not set(before) & set(pool.handles)
+
+
+def test_too_many_deaths_end_the_iteration_until_asked_again(cluster: Any, texts: Path) -> None:
+    with RayPool(1, num_cpus=0.5, deaths=1) as pool, stream(texts, pool) as found, stream(texts) as expected:
+        require_equal(found, expected, 1)
+        for deaths in (1, 2):
+            pool.wait(1)
+            cluster.kill(pool.handles[0], no_restart=True)
+            wait_for(lambda deaths=deaths: pool.stats().deaths == deaths)
+        with pytest.raises(WorkerError, match=r"2 workers were lost within 600 s; the last one: Ray worker 0 on node"):
+            for _ in range(1000):
+                next(found)
+        place = found.cursor()
+        expected.restore(place)
+        require_equal(found, expected, 10)
 
 
 def test_resized_while_it_runs(cluster: Any, texts: Path) -> None:
@@ -142,6 +179,27 @@ def test_a_late_chunk_goes_to_a_second_actor(cluster: Any, texts: Path, tmp_path
         with stream(texts, None, Gated(gate)) as expected:
             next(expected)
             require_equal(found, expected, 10)
+
+
+@pytest.mark.parametrize("near", ["auto", "never"])
+def test_an_actor_that_does_not_answer(cluster: Any, texts: Path, near: Any) -> None:
+    """Others get its chunks, long before Ray notices. What it writes later reaches no batch."""
+    with (
+        RayPool(2, num_cpus=0.5, near=near, hedge_s=1e6) as pool,
+        stream(texts, pool) as found,
+        stream(texts) as expected,
+    ):
+        pool.wait(2)
+        require_equal(found, expected, 3)
+        [first, _] = [actor.host.pid for actor in pool._actors.values() if actor.host is not None]
+        os.kill(first, signal.SIGSTOP)
+        try:
+            require_equal(found, expected, 60)
+            wait_for(lambda: pool.stats().hedged >= 1)
+        finally:
+            os.kill(first, signal.SIGCONT)
+        require_equal(found, expected, 60)
+        assert pool.stats().deaths == 0
 
 
 def test_the_kit_of_pools(pool: RayPool) -> None:

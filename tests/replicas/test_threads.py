@@ -158,6 +158,38 @@ def test_an_error_is_raised_on_all_replicas_and_the_next_call_continues(path: Pa
         assert each_step(loaders, 2) == alone(path, 4)[2:]
 
 
+class Large(Tokens):
+    """Arrays of 256 KB."""
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        made = super().encode_sample(sample)
+        return {**made, "tokens": np.tile(made["tokens"], 16)}
+
+
+def test_batches_of_worker_processes_are_handed_on_in_their_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise AssertionError("a batch was copied")
+
+    monkeypatch.setattr(leading, "write_parts", fails)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    with get_savable_loader(dataset_of(path, config, Large())) as loader:
+        expected = [rows(next(loader)) for _ in range(40)]
+    with in_threads(path, 3, encoders=Large, worker_type="process") as loaders:
+        kept: list[Any] = []
+        for step in range(40):
+            for number, (loader, _) in enumerate(loaders):
+                batch = next(loader)
+                assert rows(batch) == expected[step]
+                if number == step % 3 and step < 9:
+                    kept.append(batch)
+                else:
+                    batch["tokens"][:] = -1  # neither another replica nor a later batch of the file may see it
+        assert [rows(batch) for batch in kept] == expected[:9]
+        loaders[0][0].close()
+        assert [rows(batch) for batch in kept] == expected[:9]
+
+
 def test_a_replica_that_keeps_batches_gets_copies(path: Path) -> None:
     with in_threads(path, 2) as loaders:
         (first, _), (second, _) = loaders
