@@ -184,7 +184,7 @@ LOADERS: dict[str, Callable[..., Iterator[Any]]] = {
 def share_of_ideal(
     folder: str, loader: str, workload: str, workers: int, warmup_s: float, seconds: float, steps: int = 0
 ) -> dict[str, float]:
-    """Measure a loader: the share of the ideal, and with `steps` the waits of a consumer at 80 % of the rate."""
+    """Measure a loader: its share of the ideal; with `steps`, the waits of a consumer that takes 80 % of its rate."""
     load = WORKLOADS[workload]
     usual_s, slow_s = calibrate(load)
 

@@ -19,8 +19,12 @@ import psutil
 
 from energon_grain import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_grain.errors import ConfigError
+from energon_grain.memory_budget.settings import ENVIRONMENT
 
-PAUSE_S = 1.0
+PAUSE_S, LONGEST_S = 1.0, 60.0
+"""Time for the look-ahead to fill, with a budget, and at most without."""
+FULL = 4
+"""Batches of a full queue of two workers."""
 
 
 class Large(TaskEncoder):
@@ -49,7 +53,10 @@ def read(path: str, workers: int, worker_type: Any, steps: int, memory: str | No
             for step in range(steps):
                 digest.update("".join(next(loader)["key"]).encode())
                 if step == 0:
-                    time.sleep(PAUSE_S)  # the look-ahead fills
+                    limited = memory is not None or ENVIRONMENT in os.environ
+                    until = time.monotonic() + (PAUSE_S if limited else LONGEST_S)
+                    while loader.stats().queued < FULL and time.monotonic() < until:
+                        time.sleep(0.05)
             used = loader.stats().memory
     except ConfigError as error:
         return {"error": str(error)}

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LOADERS = {
-    "torch": ["++workload.reader.data_loader=pytorch"],
+LOADERS: dict[str, list[str]] = {
+    "torch": [],
     "energon-grain": [
-        "++workload.reader.data_loader=pytorch",
         "++workload.reader.data_loader_classname=energon_grain_dlio.loader.EnergonGrainDataLoader",
         "++workload.reader.data_loader_sampler=index",
     ],
@@ -51,6 +50,7 @@ def overrides(name: str, folder: Path) -> list[str]:
     return [
         f"workload={workload.base}",
         "++workload.framework=pytorch",
+        "++workload.reader.data_loader=pytorch",
         "++workload.dataset.format=npy",
         f"++workload.dataset.data_folder={folder / name}",
         f"++workload.dataset.num_files_train={workload.files}",

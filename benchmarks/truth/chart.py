@@ -11,17 +11,9 @@ from benchmarks.truth.report import percent
 from benchmarks.truth.run import Outcome
 
 PICTURE = REPOSITORY / "docs" / "images" / "truth.svg"
-COLUMNS = {
-    "resume": "resumed",
-    "elastic": "on other hosts",
-    "mixture": "mixtures",
-    "packs": "packs",
-    "change": "changed mix",
-    "repeatability": "repeatable",
-    "audit": "audit",
-    "restart": "restart",
-}
-WIDTH, LEFT, TOP, ROW, CELL, HIGH = 820, 176, 64, 27, 79, 22
+COLUMNS = ("resume", "elastic", "mixture", "packs", "change", "repeatability", "audit", "restart")
+TITLES = {"repeatability": "repeat"}
+WIDTH, LEFT, TOP, ROW, CELL, HIGH = 820, 288, 64, 27, 65, 22
 GOOD, PARTLY, NOT = "#3949ab", "#c5cae9", "#eceff1"
 
 
@@ -29,8 +21,8 @@ def picture(results: Iterable[tuple[dict[str, Any], dict[str, Outcome]]]) -> str
     """Return the picture as SVG. A cell without a claim is grey."""
     rows = sorted(results, key=lambda each: (not each[0]["name"].startswith("energon-grain"), each[0]["name"]))
     lines = [
-        f'<text x="{LEFT + CELL * number + CELL / 2 - 3:.0f}" y="{TOP - 10}" class="middle note">{escape(title)}</text>'
-        for number, title in enumerate(COLUMNS.values())
+        f'<text x="{LEFT + CELL * number + CELL / 2 - 3:.0f}" y="{TOP - 10}" class="middle note">{title}</text>'
+        for number, title in enumerate(TITLES.get(check, check) for check in COLUMNS)
     ]
     for place, (about, outcomes) in enumerate(rows):
         top = TOP + ROW * place
@@ -43,11 +35,11 @@ def picture(results: Iterable[tuple[dict[str, Any], dict[str, Outcome]]]) -> str
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="system-ui, sans-serif" \
 font-size="12.5" fill="#263238">
-<!-- Written by `python -m benchmarks.truth --publish`. -->
+<!-- Written by `benchmarks.truth` from the results of LoaderTruth. -->
 <style>.note {{ fill: #607d8b }} .end {{ text-anchor: end }} .middle {{ text-anchor: middle }}</style>
 <rect width="{WIDTH}" height="{height}" rx="10" fill="#fff" stroke="#cfd8dc"/>
-<text x="20" y="26" class="note">LoaderTruth: random runs that were killed and restored without a repeated or lost \
-sample, %. Grey: not claimed. Restart: after a million samples.</text>
+<text x="20" y="26" class="note">Random runs, killed and resumed without a repeated or lost sample, in %. \
+A dash: not claimed. Restart: after 10⁶ samples</text>
 {body}
 </svg>
 """

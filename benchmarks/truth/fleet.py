@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-START_S = 120.0  # importing a loader on a busy machine
+START_S = 600.0  # importing a loader on a busy machine
 REPLY_S = 60.0
 GRACE_S = 3.0  # for the other hosts, after one has failed
 

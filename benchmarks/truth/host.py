@@ -8,6 +8,7 @@ machine of the host lost power.
 from __future__ import annotations
 
 import base64
+import ctypes
 import importlib
 import json
 import os
@@ -26,6 +27,8 @@ from typing import Any
 
 from benchmarks.truth import tars
 from benchmarks.truth.adapter import Adapter, Dataset, Run, Sample
+
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -114,9 +117,15 @@ def _say(lines: Any, message: dict[str, Any]) -> None:
     lines.flush()
 
 
+def _end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, also in the middle of a request (Linux, prctl(2))."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _child(adapter: Adapter, connection: socket.socket) -> None:
     """Be the leader of a process group, so that a host is killed with everything that it started."""
     os.setpgid(0, 0)
+    _end_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     status = 1
     try:
@@ -152,6 +161,7 @@ def serve(module: str, address: str) -> None:
     listener.listen(64)
     os.rename(address + ".new", address)  # who finds the address can connect
     parent = os.getppid()
+    _end_with_parent()
     listener.settimeout(1.0)
     while os.getppid() == parent:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import logging
 import math
 import os
@@ -49,6 +50,12 @@ _BEAT_SECONDS = 1.0
 _SILENT_SECONDS = 3.0
 """An actor that has not answered for this long gets chunks last, and others get those that it has. Ray takes up to half
 a minute to notice that a node is gone."""
+_STUCK_SECONDS = 2.0
+"""If all actors are lost, and for this long none has started, spare ones are started: the replacements may be waiting
+for a node that is gone, which Ray has not noticed."""
+_MOST_SPARE = 3
+_UNUSED_SECONDS = 60.0
+"""After this time, actors end that no stream uses since `num_workers="auto"` found that fewer are as fast."""
 _SLOW = 3.0
 """Chunks are late after this multiple of the time of the slowest tenth."""
 _NAMESPACE = "energon-grain"
@@ -81,6 +88,12 @@ class _Actor:
     chunks: int = 0
     beat: Any = None
     asked_s: float = 0.0
+
+    def ask(self) -> None:
+        """Ask whether it lives, unless it has not answered yet."""
+        if self.beat is None:
+            self.asked_s = time.monotonic()
+            self.beat = self.handle.beat.options(concurrency_group=_BESIDE_CHUNKS).remote()
 
     @property
     def silent(self) -> bool:
@@ -129,6 +142,8 @@ class RayPool:
 
     Args:
         workers: Number of actors.
+        max_workers: Maximum number of actors for `WorkerConfig(num_workers="auto", workers=pool)`, which chooses the
+            number while the loop runs; default: `workers`, so that only actors that do not help are ended.
         num_cpus: CPUs that Ray reserves for each. The default of 1 is right for hooks that compute.
         name: Other programs with a pool of this name use the same actors. They end with the program that started them,
             and are then replaced by another program that uses them.
@@ -151,6 +166,7 @@ class RayPool:
         self,
         workers: int,
         *,
+        max_workers: int | None = None,
         num_cpus: float = 1.0,
         name: str | None = None,
         near: Literal["auto", "never"] = "auto",
@@ -169,6 +185,7 @@ class RayPool:
             "max_concurrency": 1,
             **(options or {}),
         }
+        self.max_workers = workers if max_workers is None else max_workers
         self.name, self.near, self.copy = name, near, copy
         self.hedge_s, self.start_s = hedge_s, start_s
         self.deaths = Deaths(deaths)
@@ -182,6 +199,8 @@ class RayPool:
         self._probe = ResultFile(os.memfd_create("energon-grain-probe"))
         os.pwrite(self._probe.descriptor, self._token, 0)
         self._too_many = ""  # deaths; the message
+        self._resized_s = 0.0
+        self._stuck_s = math.inf  # since when there is no actor
         self._workers = 0
         self._closed = threading.Event()
         self.resize(workers)
@@ -196,14 +215,22 @@ class RayPool:
     @property
     def handles(self) -> list[Any]:
         """Ray's handles of the actors that take chunks."""
+        return [actor.handle for actor in self._ready()]
+
+    def _ready(self) -> list[_Actor]:
+        """The actors that take chunks."""
         with self._changed:
-            return [actor.handle for actor in self._actors.values() if actor.host is not None]
+            return [actor for actor in self._actors.values() if actor.host is not None]
 
     def lease(self, spec: StreamSpec, stage: PureStage, budget_bytes: int) -> RayLease:
         """The workers of one stream, see `stream.workers.Pool`. Raises WorkerError if it cannot be pickled."""
         lease = RayLease(self, spec, stage, budget_bytes)
         self._leases.add(lease)
         return lease
+
+    def ended(self, lease: RayLease) -> None:
+        """A lease has ended: it needs no actors."""
+        self._leases.discard(lease)
 
     def resize(self, workers: int) -> None:
         """Change the number of actors, also while loaders run. Actors that leave finish their chunks first.
@@ -213,14 +240,18 @@ class RayPool:
         if not hasattr(workers, "__index__") or workers < 1:
             raise ConfigError(f"RayPool: workers={workers!r}: expected a positive number")
         with self._changed:
-            self._workers = workers
-            for slot in [slot for slot in self._actors if slot >= workers]:
-                leaving = self._actors.pop(slot)
-                if self._owns(leaving):
-                    leaving.handle.__ray_terminate__.remote()
+            self._workers, self._resized_s = workers, time.monotonic()
+            self._dismiss()
             self.refill()
         for lease in tuple(self._leases):
             lease.resized(workers)
+
+    def _dismiss(self) -> None:
+        """Let the actors that are too many leave, after their chunks."""
+        for slot in [slot for slot in self._actors if slot >= self._workers]:
+            leaving = self._actors.pop(slot)
+            if self._owns(leaving):
+                leaving.handle.__ray_terminate__.remote()
 
     def refill(self) -> None:
         """Start the actors that were given up: those that could not start, or after too many deaths."""
@@ -233,7 +264,7 @@ class RayPool:
     def stats(self) -> RayPoolStats:
         """Counters since the pool was made."""
         with self._changed:
-            ready = [actor for actor in self._actors.values() if actor.host is not None]
+            ready = self._ready()
             near = sum(actor.host is not None and actor.host.near for actor in ready)
             return RayPoolStats(workers=self._workers, ready=len(ready), near=near, **self._counts)
 
@@ -251,10 +282,7 @@ class RayPool:
         self.refill()
         with self._changed:
             while self.stats().ready < actors:
-                raise_if_cancelled()
-                if not self._actors or time.monotonic() > until:
-                    raise self._not_started()
-                self._changed.wait(POLL_SECONDS)
+                self._wait_for_start(until)
 
     def _owns(self, actor: _Actor) -> bool:
         """Whether this pool has started an actor. Others of its name may use those of another program."""
@@ -262,7 +290,7 @@ class RayPool:
 
     def _start(self, slot: int) -> None:
         options = dict(self._options)
-        if self.name is not None:
+        if self.name is not None and slot < self._workers:
             options |= {"name": f"{self.name}-{slot}", "namespace": _NAMESPACE, "get_if_exists": True}
         kind = cast("Any", ray.remote)(concurrency_groups={_BESIDE_CHUNKS: 1})(StageActor)
         handle = kind.options(**options).remote(slot, [entry for entry in sys.path if entry], self._token)
@@ -271,11 +299,15 @@ class RayPool:
             target=_welcome, args=(weakref.ref(self), actor), name="energon-grain-ray", daemon=True
         ).start()
 
+    def expects(self, actor: _Actor) -> bool:
+        """Whether an actor is still needed."""
+        return self._actors.get(actor.slot) is actor
+
     def greet(self, actor: _Actor) -> None:
         """Learn about an actor that has started; it gets chunks from then on."""
         best: tuple[int, int, Host] | None = None
         probe = Probe.of(self._probe.descriptor, self._token)
-        for _ in range(3):  # the first call waits for the start; the quickest one tells the clock best
+        for _ in range(3):  # the quickest call tells the clock best
             before = time.perf_counter_ns()
             host = Host(*ray.get(actor.handle.hello.remote(probe)))
             after = time.perf_counter_ns()
@@ -284,6 +316,7 @@ class RayPool:
         assert best is not None
         _, actor.ahead_ns, actor.host = best[0], best[1], self._checked(best[2])
         with self._changed:
+            self._failed.clear()
             self._changed.notify_all()
 
     def _checked(self, host: Host) -> Host:
@@ -303,18 +336,16 @@ class RayPool:
             self.died(actor, error)
             return
         with self._changed:
-            if self._actors.get(actor.slot) is actor:
+            if self.expects(actor):
                 del self._actors[actor.slot]
             self._changed.notify_all()
 
     def watch(self) -> None:
-        """Ask the actors whether they live, and replace those that do not."""
-        with self._changed:
-            ready = [actor for actor in self._actors.values() if actor.host is not None]
+        """Ask the actors whether they live, and replace those that do not. End those that are not needed."""
+        ready = self._ready()
+        self._end_unneeded(ready)
         for actor in ready:
-            if actor.beat is None:
-                actor.asked_s = time.monotonic()
-                actor.beat = actor.handle.beat.options(concurrency_group=_BESIDE_CHUNKS).remote()
+            actor.ask()
         beats = [actor.beat for actor in ready]
         done, _ = ray.wait(beats, num_returns=len(beats), timeout=POLL_SECONDS) if beats else ((), ())
         for actor in ready:
@@ -325,17 +356,26 @@ class RayPool:
                 except _DIED as error:
                     self.died(actor, error)
 
-    def choose(self, avoid: Sequence[_Actor] = ()) -> _Actor:
+    def _end_unneeded(self, ready: Sequence[_Actor]) -> None:
+        """End spare actors if all others have started, and those that no stream has used for a while."""
+        with self._changed:
+            if sum(actor.slot < self._workers for actor in ready) == self._workers:
+                self._dismiss()
+        wanted = max((lease.wanted for lease in tuple(self._leases)), default=math.inf)
+        if wanted < self._workers:
+            self.resize(int(wanted))
+
+    def choose(self, avoid: Sequence[_Actor] = (), within: float = math.inf) -> _Actor:
         """The actor with the fewest chunks. Raises WorkerError if none starts in time.
 
         Args:
             avoid: Actors that have the chunk. If possible, it goes to another node.
+            within: Number of actors to choose from.
         """
         nodes = {actor.host.node_id for actor in avoid if actor.host is not None}
         until = time.monotonic() + self.start_s
         with self._changed:
             while True:
-                raise_if_cancelled()
                 if self._too_many:
                     raise WorkerError(self._too_many)
                 ready = [(actor, actor.host) for actor in self._actors.values() if actor.host is not None]
@@ -345,6 +385,7 @@ class RayPool:
                         key=lambda each: (
                             each[0] in avoid,
                             each[0].silent,
+                            within <= each[0].slot < self._workers,
                             each[1].node_id in nodes,
                             each[0].chunks,
                         ),
@@ -352,22 +393,50 @@ class RayPool:
                     actor.chunks += 1
                     self._counts["hedged"] += bool(avoid)
                     return actor
-                if not self._actors or time.monotonic() > until:
-                    raise self._not_started()
-                self._changed.wait(POLL_SECONDS)
+                self._wait_for_start(until)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all actors have started, or those that have not took too long."""
+        late = time.monotonic() - self._resized_s > self.start_s
+        return late or self.stats().ready >= self._workers
+
+    def _wait_for_start(self, until: float) -> None:
+        """Wait a moment for an actor. Raises WorkerError if none can start, or at a time."""
+        raise_if_cancelled()
+        if not self._actors or time.monotonic() > until:
+            raise self._not_started()
+        self._start_spare(time.monotonic())
+        self._changed.wait(POLL_SECONDS)
+
+    def _start_spare(self, now: float) -> None:
+        """Start a spare actor if all actors were lost a while ago."""
+        if self._ready() or not self._counts["deaths"]:
+            self._stuck_s = math.inf
+        elif self._stuck_s == math.inf:
+            self._stuck_s = now
+        elif now - self._stuck_s > _STUCK_SECONDS:
+            self._stuck_s = now
+            spare = next(slot for slot in itertools.count(self._workers) if slot not in self._actors)
+            if spare < self._workers + _MOST_SPARE:
+                self._start(spare)
 
     def patience_s(self, actors: Sequence[_Actor]) -> float:
         """How long to wait for an answer of actors that have a chunk, before another gets it too."""
         if self.hedge_s is None:
             return math.inf
+        if all(actor.silent for actor in actors):
+            others = [actor for actor in self._ready() if actor not in actors]
+            return math.inf if all(actor.silent for actor in others) else 0.0
+        return self.late_s if len(actors) == 1 else math.inf
+
+    @property
+    def late_s(self) -> float:
+        """Time after which a chunk is late: `hedge_s`, or more if chunks usually take long."""
         with self._changed:
-            if all(actor.silent for actor in actors):
-                others = [actor for actor in self._actors.values() if actor.host is not None and actor not in actors]
-                return math.inf if all(actor.silent for actor in others) else 0.0
-            if len(actors) > 1:
-                return math.inf
             seconds = sorted(self._seconds)
-        return max(self.hedge_s, _SLOW * seconds[len(seconds) * 9 // 10]) if seconds else self.hedge_s
+        usual_s = seconds[len(seconds) * 9 // 10] if seconds else 0.0
+        return max(self.hedge_s or 0.0, _SLOW * usual_s)
 
     def _not_started(self) -> WorkerError:
         if self._closed.is_set():
@@ -395,12 +464,13 @@ class RayPool:
         node = "" if actor.host is None else f" on node {actor.host.node}"
         lost = Lost(f"Ray worker {actor.slot}{node} was lost ({type(error).__name__})", worker=actor)
         with self._changed:
-            if self._actors.get(actor.slot) is actor:
+            if self.expects(actor):
                 self._counts["deaths"] += 1
                 del self._actors[actor.slot]
                 try:
                     self.deaths.count(lost)
-                    self._start(actor.slot)
+                    if actor.slot < self._workers and ray.is_initialized():  # otherwise another Ray would start
+                        self._start(actor.slot)
                 except WorkerError as too_many:
                     self._too_many = str(too_many)
         return lost
@@ -425,14 +495,21 @@ class RayPool:
 
 
 def _welcome(pool: weakref.ref[RayPool], actor: _Actor) -> None:
-    """Runs in a thread, since an actor may start only when the cluster has grown."""
-    found = pool()
-    if found is None:
-        return
+    """Runs in a thread, since an actor may start only when the cluster has grown. It does not keep the pool."""
     try:
-        found.greet(actor)
+        started = actor.handle.beat.remote()
+        while not ray.wait([started], timeout=_BEAT_SECONDS)[0]:
+            found = pool()
+            if found is None or not found.expects(actor) or not ray.is_initialized():
+                return
+            del found
+        found = pool()
+        if found is not None:
+            found.greet(actor)
     except Exception as error:
-        found.not_welcome(actor, error)
+        found = pool()
+        if found is not None:
+            found.not_welcome(actor, error)
 
 
 def _watch(pool: weakref.ref[RayPool], closed: threading.Event) -> None:
@@ -478,12 +555,33 @@ class RayLease:
         self._spec = ray.put(pickled)
         self._files = ResultFiles(most=4 * pool.workers + 4)
         self._opened = False
+        self._most = math.inf
+        self._most_since_s = 0.0
         self._running: weakref.ref[TransportWorkers] | None = None
 
     @property
     def workers(self) -> int:
-        """Number of actors of the pool."""
-        return max(1, self._pool.workers)
+        """Number of actors that this stream uses."""
+        return max(1, int(min(self._most, self._pool.workers)))
+
+    @property
+    def wanted(self) -> float:
+        """Number of actors that this stream has used for a while; infinite: all."""
+        return self._most if time.monotonic() - self._most_since_s > _UNUSED_SECONDS else math.inf
+
+    @property
+    def settled(self) -> bool:
+        """See `watch.auto_workers.Resizable`."""
+        running = None if self._running is None else self._running()
+        return self._pool.complete and (running is None or running.settled)
+
+    def resize(self, workers: int) -> None:
+        """Use this number of actors, for `num_workers="auto"`. The pool grows now, and shrinks after a while."""
+        self._most, self._most_since_s = workers, time.monotonic()
+        if workers > self._pool.workers:
+            self._pool.resize(workers)
+        else:
+            self.resized(workers)
 
     @property
     def deaths(self) -> Deaths:
@@ -526,13 +624,13 @@ class RayLease:
             self._pool.returned(actor)
 
     def resized(self, workers: int) -> None:
-        """Use another number of actors."""
+        """The pool has another number of actors."""
         running = None if self._running is None else self._running()
         if running is not None:
-            running.resize_workers(workers)
+            running.resize_workers(max(1, int(min(self._most, workers))))
 
     def submit(self, message: bytes, avoid: Sequence[_Ticket] = ()) -> _Ticket:
-        actor = self._pool.choose([ticket.actor for ticket in avoid])
+        actor = self._pool.choose([ticket.actor for ticket in avoid], self._most)
         try:
             assert actor.host is not None
             if not actor.host.near:
@@ -601,6 +699,7 @@ class RayLease:
 
     def close(self) -> None:
         """End the lease. The actors go on."""
+        self._pool.ended(self)
         self._spec = None
         self._files.close()
 

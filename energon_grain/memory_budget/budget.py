@@ -4,8 +4,8 @@
 Every process of the tree measures itself several times per second. The memory that no holder can give back (the
 interpreter, the program, work in progress) is its *fixed* part, of which the maximum of the last seconds counts. The
 budget without the fixed parts of all processes is divided: first among the processes, then among the holders of each. A
-holder is allowed little at first, and at most half as much again after each measurement, so work in progress shows up
-in a measurement before the look-ahead grows further.
+holder is allowed a sixth of that at first, and grows in steps of this size, so work in progress shows up in a
+measurement before the look-ahead grows further.
 
 A holder that is full asks for twice its size, and one that is not asks for little more than it has.
 """
@@ -20,6 +20,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +31,7 @@ from energon_grain.formats.mapped_files import mapped_bytes, release_mapped
 from energon_grain.memory_budget.ahead import LookAhead
 from energon_grain.memory_budget.allocator import keep_little_memory, trim
 from energon_grain.memory_budget.ledger import ENVIRONMENT as LEDGER, KINDS, Ledger
-from energon_grain.memory_budget.measure import Measured, descendants, measurable, measure
+from energon_grain.memory_budget.measure import Measured, measurable, measure
 from energon_grain.memory_budget.settings import ENVIRONMENT, StreamMemory
 from energon_grain.memory_budget.shares import divide
 from energon_grain.memory_budget.use import HeldMemory, MemoryUse
@@ -54,7 +55,7 @@ _COST = 30
 """Measuring takes at most 1/30 of the time of one core."""
 _GIVING_BACK_COST = 50
 _ASKED_BYTES = 16 << 20
-_GROWTH_BYTES = 8 << 20
+_GROWTH_BYTES, _GROWTH_STEPS = 8 << 20, 6
 _MIB = 1 << 20
 _LEAST_CHUNK_BYTES = 256 << 10
 _CHUNKS = 16
@@ -79,6 +80,7 @@ class MemoryBudget:
 
     def start(self) -> None:
         """Limit the holders of this process from now on."""
+        self.ledger.claim()
         holders.add(self.look_ahead)
         look_ahead.budget = self.look_ahead.fits
         keep_little_memory()
@@ -130,29 +132,29 @@ class MemoryBudget:
         return held_bytes * (2 if full else 1) + _ASKED_BYTES
 
     def _write(self, found: Measured, held: dict[MemoryHolder, int], asked_bytes: int) -> None:
-        now, row = time.monotonic(), self.ledger.own
-        by_kind = dict.fromkeys(KINDS, 0)
-        for holder, size_bytes in held.items():
-            by_kind[holder.holder if holder.holder in by_kind else "caches"] += size_bytes
+        row, by_kind, total = self.ledger.own, _by_kind(held), found.total
         by_kind["indices"] = min(mapped_bytes(), found.files)
-        total = found.total
         if any(holder.holder == "buffers" for holder in held):  # results are in files, of which some are not yet mapped
             total += max(0, by_kind["look-ahead"] + by_kind["buffers"] - found.shared)
-        self._fixed.append((now, max(0, total - sum(by_kind.values()))))
+        row["measured"], row["rest"] = found.total, max(0, total - sum(by_kind.values()))
+        row["fixed"], row["floor"] = self._extremes(int(row["rest"][0]))
+        row["least"], row["asked"] = self.look_ahead.least_bytes(), asked_bytes
+        row["held"] = [by_kind[kind] for kind in KINDS]
+        row["others"] = self._others(time.monotonic()) if self.ledger.measures_others else 0
+
+    def _extremes(self, rest_bytes: int) -> tuple[int, int]:
+        """The maximum of some seconds, and the minimum of the last one."""
+        now = time.monotonic()
+        self._fixed.append((now, rest_bytes))
         while self._fixed[0][0] < now - _WINDOW_SECONDS:
             self._fixed.popleft()
         recent = [size_bytes for at, size_bytes in self._fixed if at > now - _SETTLED_SECONDS]
-        row["measured"], row["fixed"], row["floor"] = total, max(each for _, each in self._fixed), min(recent)
-        row["least"], row["asked"] = self.look_ahead.least_bytes(), asked_bytes
-        row["held"] = [by_kind[kind] for kind in KINDS]
-        if self.ledger.root == os.getpid():
-            row["others"] = self._others(now)
+        return max(size_bytes for _, size_bytes in self._fixed), min(recent)
 
     def _others(self, now: float) -> int:
-        """Memory of processes below this one that have no row."""
+        """Memory of the processes of the tree that have no row."""
         if now > self._others_at:
-            known = set(self.ledger.alive()["pid"].tolist())
-            self._others_bytes = sum(measure(pid).total for pid in descendants(os.getpid()) if pid not in known)
+            self._others_bytes = sum(measure(pid).total for pid in self.ledger.others())
             self._others_at = now + max(_OTHERS_SECONDS, _COST * (time.monotonic() - now))
         return self._others_bytes
 
@@ -172,8 +174,8 @@ class MemoryBudget:
         place = int(np.flatnonzero(rows["pid"] == os.getpid())[0])
         share = divide(free, rows["asked"].tolist())[place]
         for holder, size_bytes in zip(asked, divide(share, [*asked.values()]), strict=True):
-            before = self._allowed.get(holder, _GROWTH_BYTES)
-            allowed = min(size_bytes, max(before, held[holder]) * 3 // 2 + _GROWTH_BYTES)
+            before = max(self._allowed.get(holder, 0), held[holder])
+            allowed = min(size_bytes, before + max(_GROWTH_BYTES, before // 2, share // _GROWTH_STEPS))
             self._allowed[holder] = allowed
             holder.allow(allowed)
         look_ahead.chunk_bytes = max(_LEAST_CHUNK_BYTES, min(CHUNK_BYTES, share // _CHUNKS))
@@ -216,10 +218,9 @@ class MemoryBudget:
         self.update()
         rows = self.ledger.alive()
         held = dict(zip(KINDS, rows["held"].sum(axis=0).tolist(), strict=True))
-        rest = np.maximum(0, rows["measured"] - rows["held"].sum(axis=1))
         own = rows["pid"] == os.getpid()
-        held["workers"] = int(rest[~own].sum() + rows["others"].sum())
-        held["interpreter"] = int(rest[own].sum())
+        held["workers"] = int(rows["rest"][~own].sum() + rows["others"].sum())
+        held["interpreter"] = int(rows["rest"][own].sum())
         return MemoryUse(
             budget_bytes=self.ledger.budget_bytes,
             used_bytes=int(rows["measured"].sum() + rows["others"].sum()),
@@ -235,6 +236,13 @@ def holders_now() -> tuple[MemoryHolder, ...]:
     while True:
         with suppress(RuntimeError):  # another thread adds one
             return tuple(holders)
+
+
+def _by_kind(held: Mapping[MemoryHolder, int]) -> dict[str, int]:
+    found = dict.fromkeys(KINDS, 0)
+    for holder, size_bytes in held.items():
+        found[holder.holder if holder.holder in found else "caches"] += size_bytes
+    return found
 
 
 def _minimum(rows: Any) -> int:
@@ -263,22 +271,26 @@ def use_memory(memory: StreamMemory | str | int | None) -> None:
     Raises:
         ConfigError: It is not a size, or this system does not report PSS (it needs Linux 4.14).
     """
-    global _active
     with _changing:
-        settings = None if memory is None else StreamMemory.of(memory)
-        if settings is not None and not measurable():
-            raise ConfigError(f"memory={memory!r}: needs Linux, whose /proc/self/smaps_rollup measures it")
-        if settings is not None and _active is not None:
-            if _active.ledger.root == os.getpid():
-                _active.ledger.resize(settings.own_bytes)
+        if memory is None:
+            _end()
             return
-        if _active is not None:
-            _active.stop()
-            if _active.ledger.root == os.getpid():
-                os.environ.pop(LEDGER, None)
-            _active = None
-        if settings is not None:
+        settings = StreamMemory.of(memory)
+        if not measurable():
+            raise ConfigError(f"memory={memory!r}: needs Linux, whose /proc/self/smaps_rollup measures it")
+        if _active is None:
             _begin(Ledger.inherited() or Ledger.new(settings.own_bytes))
+        elif _active.ledger.root == os.getpid():
+            _active.ledger.resize(settings.own_bytes)
+
+
+def _end() -> None:
+    global _active
+    if _active is not None:
+        _active.stop()
+        if _active.ledger.root == os.getpid():
+            os.environ.pop(LEDGER, None)
+        _active = None
 
 
 def join_budget() -> MemoryBudget | None:
@@ -290,6 +302,19 @@ def join_budget() -> MemoryBudget | None:
             elif _active is None and (memory := os.environ.get(ENVIRONMENT)):
                 use_memory(memory)
     return _active
+
+
+def prepare_budget() -> None:
+    """Begin the budget of the environment for processes that are forked later, without a thread in this one."""
+    memory = os.environ.get(ENVIRONMENT)
+    if memory and measurable() and _active is None and Ledger.inherited() is None:
+        ledger = Ledger.new(StreamMemory(memory).own_bytes)
+        os.environ[LEDGER] = ledger.path
+        _prepared.append(ledger)
+
+
+_prepared: list[Ledger] = []
+"""They keep their files open."""
 
 
 def _begin(ledger: Ledger) -> None:

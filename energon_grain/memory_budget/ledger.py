@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import ConfigError
-from energon_grain.memory_budget.measure import started
+from energon_grain.memory_budget.measure import descendants, started
 
 ENVIRONMENT = "ENERGON_GRAIN_MEMORY_LEDGER"
 """Path of the file, for the processes below the one that made it."""
@@ -33,6 +33,7 @@ ROW = np.dtype(
         ("pid", "i8"),
         ("started", "i8"),
         ("measured", "i8"),
+        ("rest", "i8"),
         ("fixed", "i8"),
         ("floor", "i8"),
         ("least", "i8"),
@@ -41,9 +42,9 @@ ROW = np.dtype(
         ("held", "i8", (len(KINDS),)),
     ]
 )
-"""A process: its memory now; the part that no holder can give back, as the maximum of some seconds and as the minimum
-of the last one; the minimum and the wanted size of its holders; the memory of processes below it without a row; and the
-bytes of its holders by kind."""
+"""A process: its memory; the part that no holder can give back, now, as the maximum of some seconds and as the minimum
+of the last one; the minimum and the wanted size of its holders; the memory of processes without a row; and the bytes of
+its holders by kind."""
 
 
 class Ledger:
@@ -52,7 +53,7 @@ class Ledger:
     Attributes:
         path: The file, for the processes below this one.
         root: Process ID of the process that made it.
-        own: The row of this process.
+        own: The row of this process, if it has claimed one.
     """
 
     def __init__(self, descriptor: int, path: str) -> None:
@@ -79,9 +80,7 @@ class Ledger:
         os.ftruncate(descriptor, _HEAD.itemsize + _ROWS * ROW.itemsize)
         head = np.array([(_MAGIC, budget_bytes, os.getpid(), started(os.getpid()))], _HEAD)
         os.pwrite(descriptor, head.tobytes(), 0)
-        found = cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}")
-        found.claim()
-        return found
+        return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}")
 
     @classmethod
     def inherited(cls) -> Self | None:
@@ -94,7 +93,6 @@ class Ledger:
             found = cls(descriptor, path)
             head = found._head[0]
             if head["magic"] == _MAGIC and head["started"] == started(int(head["pid"])) != 0:
-                found.claim()
                 return found
         return None
 
@@ -121,6 +119,18 @@ class Ledger:
         used = np.flatnonzero(self._rows["pid"])
         return self._rows[[number for number in used.tolist() if self._is_alive(number)]]
 
+    @property
+    def measures_others(self) -> bool:
+        """Whether this process measures those without a row: it has the first row."""
+        return int(self.own["pid"][0]) == int(self.alive()["pid"][0])
+
+    def others(self) -> list[int]:
+        """All processes of the tree without a row."""
+        root = self.root if started(self.root) == int(self._head["started"][0]) else os.getpid()
+        known = set(self.alive()["pid"].tolist())
+        return [pid for pid in (root, *descendants(root)) if pid not in known]
+
     def leave(self) -> None:
         """Give the row of this process back."""
         self.own["pid"] = 0
+        self.own = self._rows[:0]

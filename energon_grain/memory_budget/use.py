@@ -31,7 +31,8 @@ class MemoryUse:
         most_bytes: Maximum of `used_bytes` at any measurement.
         minimum_bytes: The smallest budget that would do, as far as is known by now.
         processes: Number of processes.
-        holders: Their memory by kind; the sum is `used_bytes`, up to errors of the estimates.
+        holders: Their memory by kind. The sum is about `used_bytes`, and more while results of worker processes are not
+            read yet.
     """
 
     budget_bytes: int

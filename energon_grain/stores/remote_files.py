@@ -39,6 +39,7 @@ from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 from energon_grain.storage.traffic import count
 from energon_grain.storage.urls import scheme_of, without_revision
 from energon_grain.stores.compared import VerifiedPieces
+from energon_grain.stores.held_memory import limited
 from energon_grain.stores.object_client import ObjectClient, shared_client
 from energon_grain.stores.object_error import ObjectError
 from energon_grain.stores.object_stores import NOT_NEEDED, Pieces
@@ -429,7 +430,7 @@ class HeldRanges:
     """Ranges of objects in memory, up to a limit; the oldest are dropped first. Thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._held: dict[str, list[tuple[int, memoryview]]] = {}  # by start, without overlaps
         self._order: deque[tuple[str, int]] = deque()
         self.size_bytes = 0
@@ -445,7 +446,7 @@ class HeldRanges:
                     self._order.append((name, begin))
                     self.size_bytes += end - begin
                 start += len(data)
-            while self.size_bytes > self._limit_bytes and len(self._order) > 1:
+            while self.size_bytes > self.limit_bytes and len(self._order) > 1:
                 self._drop(*self._order.popleft())
 
     def missing(self, name: str, start: int, stop: int) -> list[tuple[int, int]]:
@@ -502,7 +503,7 @@ def _gaps(ranges: list[tuple[int, memoryview]], start: int, stop: int) -> list[t
 @functools.cache
 def held_ranges(limit_bytes: int) -> HeldRanges:
     """The ranges held by all readers of this process."""
-    return HeldRanges(limit_bytes)
+    return limited(HeldRanges(limit_bytes))
 
 
 def page_cache(settings: StorageSettings) -> PageCache | None:

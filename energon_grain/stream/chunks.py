@@ -118,7 +118,7 @@ class Encoded:
         size_bytes: Estimated memory of the outcomes.
         made: Whether outcomes contain made batches.
         work: Measured work; None: not measured.
-        samples_s: Time that decoding and hooks took.
+        hooks_s: Time that the hooks on samples took.
     """
 
     outcomes: list[Any]
@@ -127,7 +127,7 @@ class Encoded:
     size_bytes: int
     made: bool = False
     work: Work | None = None
-    samples_s: float = 0.0
+    hooks_s: float = 0.0
 
 
 MAX_CHUNK = 8_192
@@ -136,8 +136,10 @@ SAMPLES_OF_A_LEAF = 16
 """Samples per leaf read at once if there are many leaves: the call for a leaf costs as much as this many samples."""
 CHUNK_SECONDS = 0.1
 """A chunk is cut to take at most about this long."""
-HOOK_SECONDS = 0.02
-"""A chunk of more than a batch is cut so that decoding and hooks take at most about this long. Less costs calls."""
+HOOK_SECONDS = 0.01
+"""Slow hooks take at most about this long, times the number of threads, if a chunk has more than a batch: the other
+threads wait while one begins or ends a chunk, for about 1 ms."""
+_SLOW_SECONDS = 1e-4
 LEAF_SECONDS = 1e-4
 """Extra time per leaf: with fewer samples per leaf, a chunk of many leaves is hardly faster."""
 _BATCH_STRETCH = 4
@@ -155,19 +157,20 @@ class ChunkPace:
 
     Attributes:
         samples: Current maximum number of samples of a chunk.
-        in_order: The same if batches are taken from chunks in order, so that a slow sample delays the others of its
-            chunk.
+        in_order: The same if a slow sample delays the others of its chunk.
         size_bytes: Current maximum number of bytes to read for a chunk, so that it holds `chunk_bytes` when decoded.
         depth: Current maximum number of chunks that are read ahead; see `OrderedWorkers`.
         budget_bytes: Limit on the memory of samples that are read ahead.
+        threads: Number of threads that take chunks.
     """
 
     def __init__(self, first: int, leaves: int = 1) -> None:
         self._most = max(MAX_CHUNK, SAMPLES_OF_A_LEAF * leaves)
         self._seconds = CHUNK_SECONDS + LEAF_SECONDS * (leaves - 1)
-        self._batch = self.samples = self.in_order = min(first, self._most)
+        self._batch = self.samples = min(first, self._most)
+        self.in_order = self._most
         self.size_bytes = look_ahead.chunk_bytes
-        self.depth = 4
+        self.depth, self.threads = 4, 1
         self.budget_bytes = 1 << 62
         self._sample_bytes = 1.0
         self._recent = 0.0, 0.0, 0.0
@@ -192,7 +195,7 @@ class ChunkPace:
 
     def learn(self, chunk: Chunk, encoded: Encoded, seconds: float) -> None:
         """Adapt to the time that encoding a chunk took."""
-        now = len(chunk.draws), max(seconds, 1e-6), encoded.samples_s
+        now = len(chunk.draws), max(seconds, 1e-6), encoded.hooks_s
         samples, whole_s, hooks_s = self._recent = tuple(
             _REMEMBERED * before + more for before, more in zip(self._recent, now, strict=True)
         )
@@ -200,7 +203,8 @@ class ChunkPace:
         if fitting < self._batch <= _BATCH_STRETCH * fitting:
             fitting = self._batch  # a batch of images is decoded into one array, and its hooks run in the same worker
         self.samples = max(1, min(self._most, 2 * self.samples, fitting))
-        self.in_order = max(self._batch, int(samples * HOOK_SECONDS / max(hooks_s, 1e-6)))
+        waits = self.threads > 1 and hooks_s > _SLOW_SECONDS * samples
+        self.in_order = max(self._batch, int(samples * HOOK_SECONDS * self.threads / hooks_s)) if waits else self._most
         self._sample_bytes = max(_SAMPLE_BYTES, encoded.size_bytes / max(1, len(chunk.draws.leaf)))
         most, read = look_ahead.chunk_bytes, max(1, chunk.size_bytes)
         self.size_bytes = most * read // max(encoded.size_bytes, read)
@@ -308,7 +312,8 @@ def _plans(
         most = max(1, bound * len(draws) // max(1, len(draws.leaf)))
         prefetched = None
         if ahead:
-            prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])
+            step_bytes = min(ahead.step_bytes, look_ahead.step_bytes)
+            prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, step_bytes, side="right")) - 1)])
             draws, totals = draws[: len(prefetched)], totals[: len(prefetched) + 1]
         yield _Plan(first=first, draws=draws, totals=totals, prefetched=prefetched)
         first += len(draws)

@@ -46,6 +46,7 @@ class LookAheadMemory:
 
     budget: Callable[[object, float], bool] | None = None
     chunk_bytes: int = CHUNK_BYTES
+    step_bytes: int = 1 << 62  # prefetched at a time from object stores
 
     def fits(self, owner: object, size_bytes: float, limit_bytes: int) -> bool:
         """Whether an owner that holds something may hold this much. Raises ConfigError if the budget is too small."""

@@ -373,7 +373,7 @@ class PureStage:
         with paused_collection(), using_cache(self._spec.cache_pool):
             parts = self._read(draws)
             clock.lap("storage", "read", len(draws))
-            began_s = time.perf_counter()
+            hooks_s = 0.0
             for kind, places, own, raw in parts:
                 single = len(places) == len(draws)
                 if single and self._column_batches is not None and chunk.numbers is not None:
@@ -383,8 +383,10 @@ class PureStage:
                 batch_of = chunk.batches_of(places if owner is None else owner[places])
                 flow = kind.load(raw, own, chunk.groups if single and items is None else (), batch_of)
                 clock.lap("work", "decode", len(own))
+                hooks_s -= time.perf_counter()
                 for hook in kind.hooks:
                     flow = self._apply(flow, hook, clock)
+                hooks_s += time.perf_counter()
                 drops += len(flow.dropped)
                 if single:
                     outcomes, restore_keys = flow.outcomes(), flow.restore_keys
@@ -401,7 +403,7 @@ class PureStage:
             drops=drops,
             size_bytes=held,
             work=clock.work(),
-            samples_s=time.perf_counter() - began_s,
+            hooks_s=hooks_s,
         )
 
     def read(self, draws: Draws) -> None:

@@ -231,6 +231,7 @@ class OrderedWorkers(Generic[T]):
             if self._cancellation.is_set():
                 return
             self._most = self._pace.depth = most
+            self._pace.threads = threads
             self._before_change = len(self._in_flight)
             for _ in range(self._at_work - threads):
                 self._tasks.put(None)  # ends one thread, after the chunks queued before it
@@ -364,8 +365,7 @@ def _work(
 def max_in_flight(workers: int) -> int:
     """Initial maximum number of chunks that are in flight, or done and not yet taken.
 
-    They are taken in order, so a slow chunk delays the others only once all of these are done, or `budget_bytes` holds
-    no more.
+    They are taken in order. `OrderedWorkers` raises the maximum while a slow chunk delays the others.
     """
     return 4 * workers + 1
 

@@ -29,8 +29,8 @@ from energon_grain.stream.memory import holders, look_ahead
 from energon_grain.testing import make_text_dataset
 
 MIB = 1 << 20
-STEPS = 20
-BUDGETS = {"thread": 400 * MIB, "process": 500 * MIB}
+STEPS = 12
+BUDGETS = {"thread": 350 * MIB, "process": 450 * MIB}
 WITHIN = 1.05
 
 
@@ -44,7 +44,7 @@ def unlimited(texts: Path) -> dict[str, Any]:
     """The output of the program without a budget."""
     found, most = memory_program.run(texts, 2, "thread", STEPS, "none")
     assert found["held"] is None
-    assert most > 1.1 * BUDGETS["thread"], "otherwise a budget limits nothing"
+    assert most > 1.2 * BUDGETS["thread"], "otherwise a budget limits nothing"
     return found
 
 
@@ -101,7 +101,8 @@ def test_the_tree_stays_within_the_budget_and_batches_are_the_same(
     assert found["digest"] == unlimited["digest"]
     assert most < WITHIN * budget
     assert found["processes"] == (1 if worker_type == "thread" else 3)
-    assert sum(found["held"].values()) == pytest.approx(found["used"], rel=0.1)
+    if worker_type == "thread":
+        assert sum(found["held"].values()) == pytest.approx(found["used"], rel=0.1)
 
 
 def test_below_the_minimum_an_error_names_the_number_that_suffices(texts: Path) -> None:
@@ -115,9 +116,9 @@ def test_below_the_minimum_an_error_names_the_number_that_suffices(texts: Path) 
 
 
 def test_the_environment_sets_the_budget(texts: Path) -> None:
-    found, most = memory_program.run(texts, 2, "thread", STEPS, "none", ENERGON_GRAIN_MEMORY="400MiB")
-    assert found["budget"] == 400 * MIB
-    assert most < WITHIN * 400 * MIB
+    found, most = memory_program.run(texts, 2, "thread", STEPS, "none", ENERGON_GRAIN_MEMORY="350MiB")
+    assert found["budget"] == 350 * MIB
+    assert most < WITHIN * 350 * MIB
 
 
 def test_a_forked_process_shares_the_budget() -> None:

@@ -142,6 +142,7 @@ class Loader(Adapter):
             if len(states) != self.run.hosts:
                 files = [EPath(folder / f"rank{rank}.pth") for rank in range(len(states))]
                 folder /= "out"
+                folder.mkdir()
                 command_redist.callback(files, EPath(folder), self.run.hosts)
             self.loader.restore_state_rank(torch.load(folder / own, weights_only=False))
 

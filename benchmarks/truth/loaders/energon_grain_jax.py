@@ -73,7 +73,7 @@ class Loader(Adapter):
             max_samples_per_sequence=None,
             task_encoder=self.encoder(),
             seed=run.seed,
-            lanes=1 if len(run.datasets) > 1 else 48,
+            lanes=48 if run.passes else 1,
             repeat=not finite,
             **packing,
         )
@@ -81,8 +81,8 @@ class Loader(Adapter):
         self.batches = iter(self.loader)
 
     def _source(self, run: Run) -> Any:
-        """Return the folder of one dataset, or a blend of several."""
-        if len(run.datasets) == 1:
+        """Return the folder of a dataset that is read once, or an endless blend, which may grow."""
+        if run.passes:
             return run.folder / run.datasets[0].name
         blend = [
             {"path": str(run.folder / dataset.name), "weight": weight, "name": dataset.name}

@@ -50,11 +50,15 @@ class Loader(Adapter):
     def open(self, run: Run) -> None:
         self.run = run
         sets = [CutSet.from_file(str(run.folder / dataset.name / "cuts.jsonl")).to_eager() for dataset in run.datasets]
-        if len(sets) > 1:
-            sets = [cuts.shuffle(random.Random(run.seed + index)).repeat() for index, cuts in enumerate(sets)]
+        mixed = len(sets) > 1
+        if mixed:
+            sets = [
+                cuts.shuffle(random.Random(run.seed + index)).repeat(preserve_id=True)
+                for index, cuts in enumerate(sets)
+            ]
             sets = [CutSet.mux(*sets, weights=list(run.weights), seed=run.seed)]
         self.sampler = DynamicCutSampler(
-            sets[0], max_cuts=run.batch, shuffle=True, seed=run.seed, world_size=run.hosts, rank=run.host
+            sets[0], max_cuts=run.batch, shuffle=not mixed, seed=run.seed, world_size=run.hosts, rank=run.host
         )
         self.iterator: Any = None
 

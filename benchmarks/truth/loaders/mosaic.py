@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed
 
 if not torch.backends.cuda.is_built():
     # The torchvision wheel is built with CUDA. Its import, which `streaming` needs, expects these operators.
@@ -69,6 +70,7 @@ class Loader(Adapter):
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(run.port),
         )
+        torch.distributed.init_process_group("gloo", rank=run.host, world_size=run.hosts)
         clean_stale_shared_memory()
         mixed = len(run.datasets) > 1
         streams = [
@@ -102,3 +104,4 @@ class Loader(Adapter):
 
     def close(self) -> None:
         del self.iterator, self.loader
+        torch.distributed.destroy_process_group()

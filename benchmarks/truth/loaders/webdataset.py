@@ -26,16 +26,17 @@ class _Epoch(torch.utils.data.IterableDataset[dict[str, Any]]):
     """The pipeline of one epoch. Its state is the number of samples; it is seeded, so that a replay gives the same."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.epoch, self.taken, self.skipped = run, 0, 0, 0
+        self.run, self.epoch, self.taken, self.restored = run, 0, 0, False
 
     def state_dict(self) -> dict[str, int]:
         return {"taken": self.taken}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.skipped = state["taken"]
+        self.taken, self.restored = state["taken"], True
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        self.taken, self.skipped = self.skipped, 0
+        self.taken = self.taken if self.restored else 0
+        self.restored = False
         for sample in islice(self._pipeline(), self.taken, None):
             self.taken += 1
             yield sample
