@@ -379,7 +379,7 @@ class PureStage:
                 if single and self._column_batches is not None and chunk.numbers is not None:
                     encoded = self._column_batches(chunk, partial(kind.fields, raw, own, chunk.groups), clock)
                     if encoded is not None:
-                        return dataclasses.replace(encoded, samples_s=time.perf_counter() - began_s)
+                        return encoded
                 batch_of = chunk.batches_of(places if owner is None else owner[places])
                 flow = kind.load(raw, own, chunk.groups if single and items is None else (), batch_of)
                 clock.lap("work", "decode", len(own))
