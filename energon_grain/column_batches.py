@@ -21,7 +21,7 @@ from energon_grain.stream.batches import with_restore_key, with_validity
 from energon_grain.stream.chunks import BatchNumbers, Chunk, Encoded, MadeBatch
 from energon_grain.stream.clock import Clock
 from energon_grain.stream.memory import approximate_bytes
-from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.spec import LeafSpec, StreamSpec
 from energon_grain.stream.stage import Fields
 from energon_grain.task_encoder import DefaultTaskEncoder, TaskEncoder
 from energon_grain.transforms.batching import PLAIN_TYPES, generic_batch
@@ -32,12 +32,12 @@ def column_batches(spec: StreamSpec) -> ColumnBatches | None:
     batch = spec.batch
     if batch is None or batch.encode or spec.makers or not _batches_by_field(batch.hook.function):
         return None
-    if any(leaf.hooks or leaf.cook is not None for leaf in spec.leaves):
-        return None
-    plain = (leaf.leaf.sample_type for leaf in spec.leaves)
-    if not any(sample_type is not None and _is_batched_by_field(sample_type) for sample_type in plain):
-        return None
-    return ColumnBatches(batch.hook.name)
+    return ColumnBatches(batch.hook.name) if all(map(_is_made_of_columns, spec.leaves)) else None
+
+
+def _is_made_of_columns(leaf: LeafSpec) -> bool:
+    """Whether no hook sees its samples, and they hold their fields and nothing else."""
+    return not leaf.hooks and leaf.cook is None and _is_batched_by_field(leaf.leaf.sample_type)
 
 
 def _batches_by_field(function: Any) -> bool:
@@ -63,14 +63,21 @@ class ColumnBatches:
 
         Samples are made only where a batch is not completely in the chunk.
         """
-        numbers, batches = chunk.numbers, [*chunk.whole_batches()]
-        found = fields() if numbers is not None and batches else None
-        if numbers is None or found is None or not _is_batched_by_field(found[0]):
+        found = fields() if any(chunk.whole_batches()) else None
+        if found is None:
             return None
         (sample_type, columns), count = found, len(chunk.draws)
         columns = {**columns, **_defaults(sample_type, columns, count)}
-        payload = sum(approximate_bytes(values[0]) for name, values in columns.items() if name[:2] != "__")
         clock.lap("work", "decode", count)
+        encoded = self._made(chunk, sample_type, columns)
+        if encoded is not None:
+            clock.lap("work", self._hook, sum(map(len, chunk.whole_batches())))
+            encoded = dataclasses.replace(encoded, work=clock.work())
+        return encoded
+
+    def _made(self, chunk: Chunk, sample_type: type[Any], columns: Mapping[str, list[Any]]) -> Encoded | None:
+        numbers, count = chunk.numbers, len(chunk.draws)
+        assert numbers is not None
         outcomes: list[Any] = [None] * count
         restore_keys: list[tuple[Any, ...]] = [()] * count
         for group in chunk.groups:
@@ -84,16 +91,14 @@ class ColumnBatches:
             except Exception:
                 return None  # the hook raises the error again, where it is handled
             outcomes[group.start] = MadeBatch(batch=batch, samples=len(group))
-        clock.lap("work", self._hook, len(batches) * chunk.batch_size)
+        payload = sum(approximate_bytes(values[0]) for name, values in columns.items() if name[:2] != "__")
         held = max(chunk.size_bytes, payload * count)
-        return Encoded(
-            outcomes=outcomes, restore_keys=restore_keys, drops=0, size_bytes=held, made=True, work=clock.work()
-        )
+        return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=0, size_bytes=held, made=True)
 
 
 @lru_cache(maxsize=1024)
-def _is_batched_by_field(sample_type: type[Any]) -> bool:
-    return is_plain(sample_type) and not hasattr(sample_type, "from_samples")
+def _is_batched_by_field(sample_type: type[Any] | None) -> bool:
+    return sample_type is not None and is_plain(sample_type) and not hasattr(sample_type, "from_samples")
 
 
 def _defaults(sample_type: type[Any], given: Mapping[str, list[Any]], count: int) -> dict[str, list[Any]]:

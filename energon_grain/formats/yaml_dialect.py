@@ -85,16 +85,21 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
             loader.dispose()
         native = _Native(WrittenFloat if written_floats else float, where)
         value = None if node is None else native.value(node)
-        if not (written_floats or native.warned) and len(data) <= _REMEMBERED_BYTES:
-            if len(_remembered) >= _REMEMBERED:
-                _remembered.clear()
-            _remembered[data] = copy.deepcopy(value)
+        if not (written_floats or native.warned):
+            _remember(data, value)
         return value
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         message = _UNNAMED.sub("at line", str(error))
         if "maximum nesting depth" in message:  # libyaml looks ahead, and has its own limit since version 0.2.6
             message = f"nested too deeply: at most {_MAX_DEPTH} levels"
         raise ConfigError(f"{where}: not valid YAML: {message}{_shown_line(error, data)}") from error
+
+
+def _remember(data: bytes | str, value: Any) -> None:
+    if len(data) <= _REMEMBERED_BYTES:
+        if len(_remembered) >= _REMEMBERED:
+            _remembered.clear()
+        _remembered[data] = copy.deepcopy(value)
 
 
 def _shown_line(error: Exception, data: bytes | str) -> str:

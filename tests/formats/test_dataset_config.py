@@ -367,3 +367,16 @@ def test_a_key_that_comes_again_is_told(caplog: pytest.LogCaptureFixture) -> Non
     )
     (record,) = caplog.records
     assert "line 4: the key `path` is repeated" in record.getMessage()
+
+
+def test_equal_documents_give_values_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    written = b"a: [1, {b: 2}]\nc: .5\n"
+    first = parse_yaml(written, where="first.yaml", written_floats=False)
+    first["a"][1]["b"] = 3
+    assert parse_yaml(written, where="second.yaml", written_floats=False) == {"a": [1, {"b": 2}], "c": 0.5}
+    assert isinstance(parse_yaml(written, where="third.yaml")["c"], WrittenFloat)
+    for name in ("one.yaml", "two.yaml"):
+        parse_yaml(b"a: 1\na: 2\n", where=name, written_floats=False)
+        assert name in caplog.records[-1].getMessage()
+        with pytest.raises(ConfigError, match=name):
+            parse_yaml(b"a: [", where=name, written_floats=False)

@@ -347,6 +347,20 @@ def test_spans_cover_nothing_but_ranges_and_small_gaps(ranges: list[Range], gap:
 
 
 @given(ranges=small_ranges, gap=st.integers(0, 50), solo=st.integers(1, 80))
+def test_ranges_are_read_as_they_are_cut_from_spans(
+    tmp_path_factory: pytest.TempPathFactory, ranges: list[Range], gap: int, solo: int
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    paths = [folder / f"ranges-{number}" for number in range(3)]
+    for number, path in enumerate(paths):
+        if not path.exists():
+            path.write_bytes(content(number, 500))
+    spans, size = spans_of(ranges, gap, solo), np.array([size for _, _, size in ranges], np.int64)
+    found = LocalFiles().read_ranges([os.fspath(path) for path in paths], spans, size)
+    assert found == [content(file, 500)[start : start + long] for file, start, long in ranges]
+
+
+@given(ranges=small_ranges, gap=st.integers(0, 50), solo=st.integers(1, 80))
 def test_large_ranges_are_alone(ranges: list[Range], gap: int, solo: int) -> None:
     spans = spans_of(ranges, gap, solo)
     for place, (_, _, size) in enumerate(ranges):
