@@ -26,7 +26,8 @@ from remote_reading import digest, read, read_for_ever
 
 from energon_grain import StorageSettings
 from energon_grain.errors import RangeError, ReadError, StaleIndexError, WorkerError
-from energon_grain.stores.remote_files import BLOCK_BYTES, HeldRanges, RemoteFiles, held_ranges
+from energon_grain.stores.held_bytes import HeldRanges, held_ranges
+from energon_grain.stores.remote_files import BLOCK_BYTES, RemoteFiles
 from energon_grain.testing import make_text_dataset
 
 SIZE = 20 * BLOCK_BYTES + 777
