@@ -1,7 +1,8 @@
 # Start with `make demo` and `make test`. CONTRIBUTING.md explains the rest.
 #
 # Every target creates the virtual environment that it needs: .venv for development, .venv-demo and .venv-demo-torch for
-# the demos, and .venv-peers for Megatron-Energon and the other loaders in the benchmarks.
+# the demos, .venv-peers for Megatron-Energon and the other loaders in the benchmarks, and .venv-truth and .venv-truth-NAME
+# for LoaderTruth and each loader in it.
 #   make test PYTEST_ARGS="-k blend -x"      pass options to pytest
 #   make test TEST_PROCESSES=0               run the tests in one process; the default is 2 processes
 #   make check VENV=/path/to/venv            use another development environment
@@ -15,6 +16,8 @@ DIST ?= dist
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
+TRUTH_LOADERS ?= energon_grain_torch
+TRUTH_ARGS ?=
 # --no-compile: Python compiles modules on import, and most installed modules are never imported.
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile
 
@@ -23,7 +26,7 @@ ifneq ($(wildcard $(PEERS_VENV)/.ready),)
 export ENERGON_PEER_PYTHON ?= $(abspath $(PEERS_VENV)/bin/python)
 endif
 
-.PHONY: help demo demo-torch setup environments test test-all golden check format docs package bench peers clean
+.PHONY: help demo demo-torch setup environments test test-all golden check format docs package bench truth peers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +40,7 @@ help:
 	@echo "make docs       build the documentation in site/, with warnings as errors"
 	@echo "make package    build sdist and wheel in dist/, check them, and test the wheel in a new environment"
 	@echo "make bench      run the benchmarks against the loaders that 'make peers' installs"
+	@echo "make truth      run LoaderTruth for TRUTH_LOADERS ($(TRUTH_LOADERS)), each in its own environment"
 	@echo "make setup      create only the development environment ($(VENV))"
 	@echo "make environments  create the environments of development and of both demos"
 	@echo "make peers      create only the peers' environment ($(PEERS_VENV))"
@@ -94,10 +98,14 @@ package: $(VENV)/.ready
 bench: $(VENV)/.ready $(PEERS_VENV)/.ready
 	ENERGON_PEER_PYTHON=$(abspath $(PEERS_VENV)/bin/python) $(VENV)/bin/python -m benchmarks.run $(BENCH_ARGS)
 
+# The harness needs only numpy. Each loader has its own environment, with the packages of its list.
+truth: .venv-truth/.ready $(TRUTH_LOADERS:%=.venv-truth-%/.ready)
+	.venv-truth/bin/python -m benchmarks.truth $(TRUTH_LOADERS:%=--loader %) --results .bench/truth $(TRUTH_ARGS)
+
 peers: $(PEERS_VENV)/.ready
 
 clean:
-	rm -rf .venv .venv-demo .venv-demo-torch .venv-peers .demo .demo-torch .bench site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv-truth .venv-truth-* .venv .venv-demo .venv-demo-torch .venv-peers .demo .demo-torch .bench site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # Dependency groups need pip 25.1 or newer.
 # On a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids a download of 2 GB for PyTorch.
@@ -130,4 +138,17 @@ $(PEERS_VENV)/.ready: pyproject.toml
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --group peers
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --no-deps 'megatron-energon==7.4.1' 'litdata==0.2.76'
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) -e '.[array-record,arrays]'
+	@touch $@
+
+.venv-truth/.ready:
+	$(call new_venv,.venv-truth)
+	.venv-truth/bin/python $(PIP_INSTALL) numpy
+	@touch $@
+
+# NAME.no-deps.txt lists packages whose dependencies are not needed for loading.
+TRUTH_REQUIREMENTS = benchmarks/truth/loaders/requirements
+.venv-truth-%/.ready: $(TRUTH_REQUIREMENTS)/%.txt
+	$(call new_venv,.venv-truth-$*)
+	.venv-truth-$*/bin/python $(PIP_INSTALL) -r $<
+	test ! -f $(TRUTH_REQUIREMENTS)/$*.no-deps.txt || .venv-truth-$*/bin/python $(PIP_INSTALL) --no-deps -r $(TRUTH_REQUIREMENTS)/$*.no-deps.txt
 	@touch $@

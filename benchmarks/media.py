@@ -37,7 +37,7 @@ _COUNTS = {"video": 96, "sound": 192}
 _PARTS = {"video": "mp4", "sound": "mp3"}
 
 
-def of_energon(module: str, kind: str, folder: str) -> Iterator[int]:
+def of_energon(module: str, kind: str, folder: str, workers: int = 0, worker_type: str = "") -> Iterator[int]:
     """The program of energon-grain and of Energon; yields the number of samples of each batch."""
     library: Any = importlib.import_module(module)
 
@@ -62,7 +62,9 @@ def of_energon(module: str, kind: str, folder: str) -> Iterator[int]:
         batch_size=BATCH,
         shuffle_buffer_size=100,
         max_samples_per_sequence=100,
-        worker_config=library.WorkerConfig(rank=0, world_size=1, num_workers=0),
+        worker_config=library.WorkerConfig(
+            rank=0, world_size=1, num_workers=workers, **({"worker_type": worker_type} if worker_type else {})
+        ),
         task_encoder=Encoder(),
     )
     return map(len, library.get_loader(dataset))

@@ -99,6 +99,8 @@ def page(results: Sequence[RowResult], machine: Sequence[str], settings: Mapping
 _METRICS = {
     "samples_per_s": "samples/s",
     "seconds": "seconds",
+    "of_ideal": "of the ideal",
+    "wait_p99_ms": "99th percentile of waits, ms",
     "index_mb": "index, MB",
     "first_batch_s": "first batch, s",
     "memory_mb": "memory above imports, MiB",
@@ -115,6 +117,7 @@ _METRICS = {
     "repeated": "repeated",
     "save_s": "save, s",
     "restore_s": "restore to first batch, s",
+    "driver_ms": "CPU time of the loader's process per chunk, ms",
     "query_s": "a query, s",
     "seen_s": "all uses counted, s",
     "draws_s": "a million draws, s",
@@ -126,6 +129,9 @@ _METRICS = {
     "run_s": "run, s",
     "ahead_mb": "fetched and not used, MB",
     "us_per_sample": "µs per sample",
+    "decoded": "decoded",
+    "pss_mb": "PSS of all processes, MiB",
+    "handed_on_ms": "to hand on a batch, ms",
 }
 
 

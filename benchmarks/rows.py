@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,11 @@ def table(cache: Path, *, warmup_s: float, seconds: float) -> list[Row]:
         _packing,
         _joining,
         _torch,
+        _ray,
         _array_record,
         _bucket,
+        _waiting,
+        _replicas,
     )
     return [row for kind in kinds for row in kind(programs)]
 
@@ -602,6 +606,45 @@ def _torch(programs: _Programs) -> Iterator[Row]:
     )
 
 
+def _ray(programs: _Programs) -> Iterator[Row]:
+    """Rows for Ray actors on this machine, beside own worker processes; "far" results pass through Ray's store."""
+    if find_spec("ray") is None:
+        return
+
+    def workers(name: str, data: str, **more: Any) -> Contender:
+        arguments = {"folder": programs.folder(data), **programs.span, "warmup_s": _RAY_WARM_S, **more}
+        return Contender(name=name, module="ray_workers", call="throughput", arguments=arguments)
+
+    for way, bound in (("near", 0.75), ("far", 0.6)):
+        images = {"encoder": "floats", "workers": 2}
+        yield Row(
+            name=f"ray-{way}",
+            title=f"256 x 256 JPEG as float32, batches of 32, two Ray actors, {way}",
+            data_sets=("jpeg",),
+            metrics=(_RATE, "driver_ms"),
+            contenders=(
+                workers("ours", "jpeg", way=way, **images),
+                workers("processes", "jpeg", way="process", **images),
+            ),
+            targets=(
+                Target(metric=_RATE, bound=bound, sense="at least", against="processes"),
+                *([_at_most("driver_ms", 3.0)] if way == "near" else ()),
+            ),
+        )
+    yield Row(
+        name="ray-waiting",
+        title="1 KB text, hook that waits for 5 ms, eight Ray actors (at most 1,600 per second)",
+        data_sets=("text",),
+        metrics=(_RATE,),
+        contenders=(workers("ours", "text", way="near", encoder="waiting", workers=8),),
+        targets=(Target(metric=_RATE, bound=1200, sense="at least"),),
+    )
+
+
+_RAY_WARM_S = 3.0
+"""Actors and their pages of shared memory take longer to warm up than a loader."""
+
+
 def _array_record(programs: _Programs) -> Iterator[Row]:
     """Rows for ours over ArrayRecord files, beside Grain's own pipeline over ArrayRecord files of the same samples."""
     yield _rates(
@@ -726,6 +769,41 @@ def _bucket(programs: _Programs) -> Iterator[Row]:
     )
 
 
+def _waiting(programs: _Programs) -> Iterator[Row]:
+    """Rows for hooks that wait unequally long: how near loaders get to the ideal, and what keeping the order costs."""
+    torch = ("torch in order", "torch out of order")
+    for workload, title, cases in (
+        (
+            "slow",
+            "hooks that sleep 1 ms, and 50 ms for 5 % of the samples",
+            (("threads", 4, 0.95), ("threads", 16, 0.95), ("processes", 4, 0.95)),
+        ),
+        ("rare", "hooks that sleep 1 ms, and 500 ms for 1 % of the samples", (("threads", 4, 0.9),)),
+    ):
+        for kind, workers, bound in cases:
+            common = {"folder": programs.folder("text"), "workload": workload, "workers": workers, **programs.span}
+            yield Row(
+                name=f"hooks-{workload}-{kind}-{workers}",
+                title=f"{title}, batches of 8, {workers} workers (ours: {kind}): share of the ideal, work / workers; "
+                "only `torch out of order` loses the order of samples",
+                data_sets=("text",),
+                metrics=("of_ideal", "wait_p99_ms"),
+                contenders=tuple(
+                    Contender(
+                        name="ours" if name.startswith("ours") else name,
+                        module="waiting_hooks",
+                        call="share_of_ideal",
+                        arguments={"loader": name, **common},
+                    )
+                    for name in (f"ours, {kind}", *torch)
+                ),
+                targets=(
+                    Target(metric="of_ideal", bound=bound, sense="at least"),
+                    Target(metric="of_ideal", bound=1.3, sense="at least", against="torch in order"),
+                ),
+            )
+
+
 _ORDERS = ("ours: block shuffle", "full shuffle")
 
 
@@ -742,3 +820,33 @@ def _fetched(programs: _Programs, order: str, hosts: int, cache_mb: int) -> Cont
     }
     name = f"{order}, {hosts} host{'s' if hosts > 1 else ''}{limited}"
     return Contender(name=name, module="object_store_hosts", call="fetched", arguments=arguments)
+
+
+def _replicas(programs: _Programs) -> Iterator[Row]:
+    """Rows for ranks that need the same batches: two data ranks of four processes (context and tensor parallelism)."""
+    del programs
+
+    def ours(name: str, kind: str, worker_type: str) -> Contender:
+        arguments = {"kind": kind, "worker_type": worker_type}
+        return Contender(name=name, module="replicas", call="measured", arguments=arguments)
+
+    for worker_type in ("thread", "process"):
+        alone = "one process of each data rank"
+        yield Row(
+            name=f"replicas-{worker_type}",
+            title="batches of 32 images of 256 x 256 in float32 (25 MB) for 8 processes, 4 of which need the same "
+            f"batches: one of them reads, with workers of type {worker_type!r}",
+            data_sets=(),
+            metrics=(_RATE, "decoded", "pss_mb", "handed_on_ms"),
+            contenders=(
+                ours("ours", "shared", worker_type),
+                ours("each process reads", "each", worker_type),
+                ours(alone, "alone", worker_type),
+                ours("two nodes, one of which reads", "broadcast", worker_type),
+            ),
+            targets=(
+                Target(metric=_RATE, bound=1.4, sense="at least", against="each process reads"),
+                _at_most("decoded", 1.15, alone),
+                _at_most("pss_mb", 2.5, alone),
+            ),
+        )

@@ -114,6 +114,8 @@ from .media.av_decoder import (
     get_clips_uniform as get_clips_uniform,
     get_single_frames_uniform as get_single_frames_uniform,
 )
+from .memory_budget.budget import use_memory as use_memory
+from .memory_budget.settings import StreamMemory as StreamMemory
 from .metadataset.digests import digest_dataset as digest_dataset
 from .metadataset.documents import (
     DatasetLoader as DatasetLoader,

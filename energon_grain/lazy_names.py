@@ -33,6 +33,8 @@ def from_stub(
         return homes
 
     def get(name: str) -> Any:
+        if name in names:
+            return names[name]
         others: list[str] = [] if besides is None else besides.__all__
         if name == "__all__":
             value: Any = sorted({*read(), *others})

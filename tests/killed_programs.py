@@ -50,12 +50,11 @@ def finish(process: subprocess.Popen[str], *, killed: bool = False) -> str:
     return output
 
 
-def start_hosts(folder: Path, arguments: Sequence[str], hosts: int) -> list[subprocess.Popen[str]]:
-    """Start a program of JAX on several hosts."""
+def start_hosts(folder: Path, arguments: Sequence[str], hosts: int, devices: int = 1) -> list[subprocess.Popen[str]]:
+    """Start a program of JAX on several hosts with a number of devices each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    return [
-        start(folder, arguments, {"COORDINATOR": coordinator, "HOSTS": str(hosts), "HOST": str(host)})
-        for host in range(hosts)
-    ]
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = {"COORDINATOR": coordinator, "HOSTS": str(hosts), "XLA_FLAGS": flags}
+    return [start(folder, arguments, {**environment, "HOST": str(host)}) for host in range(hosts)]

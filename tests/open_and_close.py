@@ -6,15 +6,18 @@ over: nothing, if all is well.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
 import threading
 import time
+from multiprocessing.heap import BufferWrapper
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from patience import PATIENCE_S
 import energon_grain
 from energon_grain.testing import make_text_dataset
 
+# `multiprocessing` keeps files of shared memory whose blocks are all free, as many as were in use at once.
+KEPT_BY_PYTHON = re.compile(r"/dev/shm/pym-")
 WAYS = ["close", "with", "drop", "cycle", "handler", "handler cycle", "fatal", "interrupt", "interrupt cycle", "twice"]
 
 
@@ -133,7 +138,8 @@ class Belongings:
         me = psutil.Process()
         self.children = {f"process {child.pid}" for child in me.children(recursive=True) if is_worker(child)}
         self.threads = {f"thread {thread.name}" for thread in threading.enumerate()}
-        self.files = me.num_fds()
+        self.files = len([file for file in files_of(me.pid) if not KEPT_BY_PYTHON.match(file)])
+        self.arenas = {f"shared block {block}" for block in blocks_in_arenas()}
         self.folders = {f"folder {name}" for name in os.listdir(tempfile.gettempdir())}
         self.memory = (
             {f"shared memory {name}" for name in os.listdir("/dev/shm")} if Path("/dev/shm").is_dir() else set()
@@ -144,9 +150,25 @@ class Belongings:
             *(self.children - before.children),
             *(self.threads - before.threads),
             *(self.folders - before.folders),
+            *(self.arenas - before.arenas),
             *(name for name in self.memory - before.memory if "torch" in name or "energon" in name),
         ]
         return new + ([f"{self.files - before.files} files"] if self.files > before.files else [])
+
+
+def files_of(pid: int) -> list[str]:
+    """What the open descriptors of a process stand for."""
+    found: list[str] = []
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists the folder
+            found.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+    return found
+
+
+def blocks_in_arenas() -> list[str]:
+    """Blocks of the shared memory behind `multiprocessing.Value` that are in use."""
+    heap: Any = BufferWrapper._heap  # pyright: ignore[reportAttributeAccessIssue]
+    return [f"{id(arena)}:{start}" for arena, blocks in heap._allocated_blocks.items() for start, _ in blocks]
 
 
 def is_worker(child: psutil.Process) -> bool:
@@ -175,7 +197,7 @@ def main(kind: str, cycles: int) -> None:
     random.seed(0)
     for number in range(cycles):
         cycle(kind, path, WAYS[number % len(WAYS)])
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + PATIENCE_S / 2  # the caller waits for as long as PATIENCE_S for the answer
     while True:
         gc.collect()
         left = Belongings().since(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -17,14 +18,8 @@ from typing import Any
 import numpy as np
 from patience import PATIENCE_S
 
-from energon_grain import (
-    DefaultTaskEncoder,
-    SavableDataLoader,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+import energon_grain
+from energon_grain import DefaultTaskEncoder, SavableDataLoader, WorkerConfig, get_savable_loader, stateless
 from energon_grain.replicas import ReplicaGroup
 
 GLOBAL_BATCH = 8
@@ -45,13 +40,19 @@ class Tokens(DefaultTaskEncoder):
     def encode_sample(self, sample: Any) -> Any:
         self.decoded += 1
         tokens = np.arange(LENGTH, dtype=np.int32) + 7 * int(sample.__key__)
-        return {"__key__": sample.__key__, "__restore_key__": sample.__restore_key__, "tokens": tokens}
+        return {"__key__": sample.__key__, "__restore_key__": sample.__restore_key__, "tokens": self.array(tokens)}
+
+    def array(self, values: Any) -> Any:
+        """The array in the form of a framework."""
+        return values
 
 
-def dataset_of(path: Path, config: WorkerConfig, encoder: Any = None, **options: Any) -> Any:
+def dataset_of(
+    path: Path, config: WorkerConfig, encoder: Any = None, *, library: Any = energon_grain, **options: Any
+) -> Any:
     """A part of global batches of one size, whatever the number of data ranks."""
     options = {"shuffle_buffer_size": 20, "max_samples_per_sequence": 4, "seed": 3, **options}
-    return get_train_dataset(
+    return library.get_train_dataset(
         path,
         worker_config=config,
         batch_size=GLOBAL_BATCH // config.world_size,
@@ -85,24 +86,38 @@ class Gathering:
         return self._data
 
 
+def replica_group(rank: int, gathering: Any, count: int = 2, nodes: str = "") -> ReplicaGroup:
+    """One of some replicas. `nodes`: a letter for each, its node; default: the same one."""
+    return ReplicaGroup(
+        ranks=tuple(range(count)),
+        rank=rank,
+        all_gather=gathering,
+        coordinates={"cp": (rank, count)},
+        node=nodes[rank : rank + 1] or None,
+    )
+
+
 @contextmanager
 def in_threads(
     path: Path,
     count: int,
     *,
     num_workers: Any = 1,
+    worker_type: Any = "thread",
     encoders: Callable[[], Any] = Tokens,
     cut: Any = None,
+    nodes: str = "",
+    across: Any = "broadcast",
     **options: Any,
 ) -> Generator[list[tuple[SavableDataLoader[Any], Any]]]:
     """Loaders of replicas, each with its task encoder."""
     gathering = Gathering(count)
 
     def make(rank: int) -> tuple[SavableDataLoader[Any], Any]:
-        group = ReplicaGroup(
-            ranks=tuple(range(count)), rank=rank, all_gather=gathering, coordinates={"cp": (rank, count)}
+        group = replica_group(rank, gathering, count, nodes)
+        config = WorkerConfig(
+            rank=0, world_size=1, num_workers=num_workers, worker_type=worker_type, replicas=group, across=across
         )
-        config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, replicas=group)
         encoder = encoders()
         return get_savable_loader(dataset_of(path, config, encoder, **options), sequence_slice=cut), encoder
 
@@ -113,6 +128,23 @@ def in_threads(
     finally:
         for loader, _ in made:
             loader.close()
+
+
+def on_replicas(function: Callable[[Any, Tokens], Any], kind: Any = WorkerConfig) -> tuple[list[Any], int]:
+    """The results of the function on two replicas, and how many of them decoded."""
+    gathering, encoders = Gathering(2), [Tokens(), Tokens()]
+    with ThreadPoolExecutor(2) as threads:
+        configs = [
+            kind(rank=0, world_size=1, num_workers=1, worker_type="thread", replicas=replica_group(rank, gathering))
+            for rank in range(2)
+        ]
+        found = list(threads.map(function, configs, encoders))
+    return found, sum(encoder.decoded > 0 for encoder in encoders)
+
+
+def of_torch(path: Path, config: Any, encoder: Any) -> Any:
+    """The dataset in PyTorch's form, which this module does not import by itself."""
+    return dataset_of(path, config, encoder, library=importlib.import_module("energon_grain_torch"))
 
 
 class FolderGathering:
@@ -135,10 +167,10 @@ class FolderGathering:
 class Replica:
     """A replica in a process, which makes the steps that a test asks for."""
 
-    def __init__(self, path: Path, folder: Path, rank: int, count: int, num_workers: int = 1) -> None:
+    def __init__(self, path: Path, folder: Path, rank: int, count: int, nodes: str) -> None:
         context = multiprocessing.get_context("forkserver")
         self._pipe, end = context.Pipe()
-        self.process = context.Process(target=_serve, args=(end, path, folder, rank, count, num_workers), daemon=True)
+        self.process = context.Process(target=_serve, args=(end, path, folder, rank, count, nodes), daemon=True)
         self.process.start()
         end.close()
 
@@ -155,10 +187,10 @@ class Replica:
 
 
 @contextmanager
-def in_processes(path: Path, folder: Path, count: int, num_workers: int = 1) -> Generator[list[Replica]]:
+def in_processes(path: Path, folder: Path, count: int, nodes: str = "") -> Generator[list[Replica]]:
     """Replicas that have made their loaders."""
     folder.mkdir()
-    replicas = [Replica(path, folder, rank, count, num_workers) for rank in range(count)]
+    replicas = [Replica(path, folder, rank, count, nodes) for rank in range(count)]
     try:
         for replica in replicas:
             assert replica.answer() == "ready"
@@ -168,10 +200,11 @@ def in_processes(path: Path, folder: Path, count: int, num_workers: int = 1) -> 
             replica.kill()
 
 
-def _serve(pipe: Connection, path: Path, folder: Path, rank: int, count: int, num_workers: int) -> None:
-    group = ReplicaGroup(ranks=tuple(range(count)), rank=rank, all_gather=FolderGathering(folder, rank, count))
-    config = WorkerConfig(rank=0, world_size=1, num_workers=num_workers, replicas=group)
-    loader = get_savable_loader(dataset_of(path, config))
+def _serve(pipe: Connection, path: Path, folder: Path, rank: int, count: int, nodes: str) -> None:
+    group = replica_group(rank, FolderGathering(folder, rank, count), count, nodes)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=1, replicas=group, across="broadcast")
+    encoder = Tokens()
+    loader = get_savable_loader(dataset_of(path, config, encoder))
     pipe.send("ready")
     while True:
         what, *arguments = pipe.recv()
@@ -179,6 +212,7 @@ def _serve(pipe: Connection, path: Path, folder: Path, rank: int, count: int, nu
         try:
             found = [rows(next(loader)) for _ in range(*arguments)] if what == "steps" else None
             found = json.loads(json.dumps(loader.save_state_rank())) if what == "state" else found
+            found = encoder.decoded if what == "decoded" else found
             found = _forked() if what == "fork" else found
         except Exception as error:
             found = f"{type(error).__name__}: {error}"

@@ -2,80 +2,73 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from replica_loaders import Rows, rows
-from torch.distributed.device_mesh import init_device_mesh
+from replica_loaders import Rows, Tokens, dataset_of, rows
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from energon_grain_torch import (
-    DefaultTaskEncoder,
-    SavableDataLoader,
-    SequenceSlice,
-    WorkerConfig,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+import energon_grain_torch
+from energon_grain_torch import SavableDataLoader, SequenceSlice, WorkerConfig, get_savable_loader
 
-GLOBAL_BATCH = 8
-LENGTH = 4096
 Mesh = dict[str, int]
 
 
-class Tensors(DefaultTaskEncoder):
-    """Tensors of 16 KB, and a count of what this encoder decoded."""
+class Tensors(Tokens):
+    """Tensors in place of arrays."""
 
-    thread_safe = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.decoded = 0
-
-    @stateless
-    def encode_sample(self, sample: Any) -> Any:
-        self.decoded += 1
-        tokens = torch.arange(LENGTH, dtype=torch.int32) + 7 * int(sample.__key__)
-        return {"__key__": sample.__key__, "__restore_key__": sample.__restore_key__, "tokens": tokens}
+    def array(self, values: Any) -> Any:
+        return torch.from_numpy(values)
 
 
 def open_loader(
     path: Path, config: WorkerConfig, *, cut: Any = None, encoder: Any = None, worker_type: Any = "thread"
 ) -> SavableDataLoader[Any]:
     config.worker_type = worker_type
-    dataset = get_train_dataset(
-        path,
-        worker_config=config,
-        batch_size=GLOBAL_BATCH // config.world_size,
-        shuffle_buffer_size=20,
-        max_samples_per_sequence=4,
-        seed=3,
-        task_encoder=encoder or Tensors(),
-    )
+    dataset = dataset_of(path, config, encoder or Tensors(), library=energon_grain_torch)
     return get_savable_loader(dataset, sequence_slice=cut, multiprocessing_context="fork")
 
 
-def on_mesh(shape: Mesh, data: str | Sequence[str], **options: Any) -> WorkerConfig:
-    mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
-    return WorkerConfig.of_mesh(mesh, data, **options)
+def on_mesh(shape: Mesh, data: str | Sequence[str], **options: Any) -> WorkerConfig | None:
+    """The configuration on a mesh of the first ranks; None: this rank is not among them."""
+    ranks = torch.arange(math.prod(shape.values())).reshape(*shape.values())
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=tuple(shape))
+    return None if mesh.get_coordinate() is None else WorkerConfig.of_mesh(mesh, data, **options)
 
 
-def read(
-    path: Path, shape: Mesh, data: str | Sequence[str] = "dp", count: int = 6, states: Any = None, **options: Any
-) -> dict[str, Any]:
+def runs(path: Path, shapes: list[Mesh], node_size: int | None = None) -> list[dict[str, Any]]:
+    """This rank's part of a run that goes on, on one mesh after the other.
+
+    `node_size`: Ranks of a node; one of them reads for all nodes. None: all ranks are on one.
+    """
+    found: list[dict[str, Any]] = []
+    states = None
+    for shape in shapes:
+        config = on_mesh(shape, "dp", num_workers=1, across="broadcast")
+        if config is not None and node_size is not None:
+            node = f"node {dist.get_rank() // node_size}"
+            config.replicas = dataclasses.replace(config.replicas, node=node)
+        found.append({} if config is None else read(path, config, states))
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, found[-1])
+        states = list({entry["rank"]: entry["state"] for entry in everyone if entry}.values())
+    return found
+
+
+def read(path: Path, config: WorkerConfig, states: Any = None, count: int = 6) -> dict[str, Any]:
     """This rank's batches, and its state in the middle. `states`: where to begin."""
     encoder = Tensors()
-    config = on_mesh(shape, data, num_workers=1)
-    with open_loader(path, config, encoder=encoder, **options) as loader:
+    with open_loader(path, config, encoder=encoder) as loader:
         if states is not None:
             loader.restore_state_global(states)
         before = [rows(next(loader)) for _ in range(count)]
         own, everyone = loader.save_state_rank(), loader.state_dict()
         after = [rows(next(loader)) for _ in range(count)]
-        dist.barrier()
     return {
         "rank": config.rank,
         "world": config.world_size,
@@ -88,14 +81,16 @@ def read(
     }
 
 
-def slices(path: Path, shape: Mesh, kind: Any) -> tuple[int, list[list[int]]]:
-    """This rank of context parallelism, and the positions that it has of each sequence of the first batch."""
-    config = on_mesh(shape, "dp")
-    with open_loader(path, config, cut=SequenceSlice({"tokens": 1}, dim="cp", kind=kind)) as loader:
-        batch = next(loader)
-        found = batch["tokens"] - 7 * torch.tensor([[int(key)] for key in batch["__key__"]])
-        dist.barrier()
-    return config.replicas.coordinates["cp"][0], found.tolist()
+def slices(path: Path, shape: Mesh) -> tuple[int, list[list[list[int]]]]:
+    """This rank of context parallelism, and the positions of each kind that it has in the first batch."""
+    found = []
+    config: Any = on_mesh(shape, "dp")
+    for kind in ("zigzag", "contiguous"):
+        with open_loader(path, config, cut=SequenceSlice({"tokens": 1}, dim="cp", kind=kind)) as loader:
+            batch = next(loader)
+            found.append((batch["tokens"] - 7 * torch.tensor([[int(key)] for key in batch["__key__"]])).tolist())
+            dist.barrier()
+    return config.replicas.coordinates["cp"][0], found
 
 
 def flattened(path: Path) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:

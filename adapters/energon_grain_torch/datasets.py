@@ -35,7 +35,10 @@ from energon_grain.compat.batch import Batch
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.datasets.lowering import Lowering, Part, Steps
 from energon_grain.errors import ConfigError, EnergonGrainError, StateError, public, shorten
+from energon_grain.memory_budget.budget import join_budget, prepare_budget
+from energon_grain.memory_budget.need import require_memory
 from energon_grain.metadataset.resolve import Leaf
+from energon_grain.replicas.group import refuse_replicas
 from energon_grain.samples.sample import Sample
 from energon_grain.samples.subscripts import Item
 from energon_grain.stream.cursor import check_cursor, to_cursor
@@ -139,6 +142,7 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
     _changes: list[OnChange] = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        prepare_budget()
         self._set_positions(_StartPositions(0, 0))
         object.__setattr__(self, "_changes", ["refuse"])
 
@@ -186,6 +190,7 @@ class StreamDataset(SavableDataset[Item], torch.utils.data.IterableDataset[Item]
         self._changes[0] = on_change
 
     def __iter__(self) -> Iterator[Item]:
+        refuse_replicas(self.worker_config, "iterating over a dataset, as a DataLoader does,", "get_savable_loader")
         info = get_worker_info()
         worker, workers = (None, 1) if info is None else (info.id, info.num_workers)
         if worker is not None:
@@ -216,6 +221,8 @@ class _Batches:
         self._dataset, self._worker, self._workers = dataset, worker, workers
         self._config = dataclasses.replace(dataset.worker_config, num_workers=0)
         self._spec = dataset.compiled()
+        if (budget := join_budget()) is not None:
+            require_memory(budget, self._spec, 0, in_processes=False)
         self._epoch = 0
         self._left: int | None = None  # remaining steps of this pass, if the stream does not know where it ends
         self._ended = False

@@ -28,6 +28,8 @@ from energon_grain.compat.arguments import EnergonArguments, watched
 from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, StateError, public
 from energon_grain.host_processes import with_agreement
+from energon_grain.memory_budget.budget import use_memory
+from energon_grain.memory_budget.settings import StreamMemory
 from energon_grain.processes.pool import ProcessPool, StartedProcess, StartProcess
 from energon_grain.processes.worker import Channel, pickled_spec, serve
 from energon_grain.replicas.sequence_slice import SequenceSlice, with_slice
@@ -295,6 +297,7 @@ def get_savable_loader(
     multiprocessing_context: Any = None,
     on_change: OnChange = "refuse",
     sequence_slice: SequenceSlice | None = None,
+    memory: StreamMemory | str | int | None = None,
     **energon: Unpack[EnergonArguments],
 ) -> SavableDataLoader[Item]:
     """Return a loader for a dataset, with workers, prefetching and state.
@@ -323,12 +326,15 @@ def get_savable_loader(
         on_change: Default of `on_change` where a state is restored, see `restore_state_rank`. It also applies to
             `load_state_dict` and `torch.distributed.checkpoint`.
         sequence_slice: The part of each sequence that this rank of context parallelism gets. Default: all of it.
+        memory: Memory budget of this process and its workers, for all of their loaders, as "4GiB"; see `use_memory`.
         **energon: See `EnergonArguments`.
 
     Raises:
         ConfigError: The configuration of the dataset is invalid.
         EmptyDatasetError: There is no sample, or no complete batch.
     """
+    if memory is not None:
+        use_memory(memory)
     config = config_to_run(dataset, worker_config)
     dataset = watched(dataset, energon)
     config = with_agreement(config, group_processes(config.data_parallel_group))

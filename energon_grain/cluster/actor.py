@@ -21,8 +21,12 @@ import numpy as np
 
 from energon_grain._version import __version__
 from energon_grain.errors import WorkerError
+from energon_grain.extras import needed_for
 from energon_grain.processes.worker import WorkerStage, packed, portable_error, write_parts
 from energon_grain.stream.worker_config import set_worker_number
+
+with needed_for("reading with Ray workers", instead="use worker_type='process'"):
+    import ray
 
 _MOST_STAGES = 4
 """Streams whose open files an actor keeps. A notebook may create many, one after the other."""
@@ -35,6 +39,8 @@ class Host(NamedTuple):
         clock_ns: Its `time.perf_counter_ns`.
         pid: Its process ID.
         node: Name of its machine.
+        node_id: Ray's ID of its node.
+        owner: The pool that started it.
         near: Whether it can open the in-memory files of the process that asked: same machine, same PID namespace.
         python: Version of Python, major and minor.
         library: Version of this library.
@@ -43,6 +49,8 @@ class Host(NamedTuple):
     clock_ns: int
     pid: int
     node: str
+    node_id: str
+    owner: bytes
     near: bool
     python: str
     library: str
@@ -83,9 +91,10 @@ def versions() -> tuple[str, str]:
 class StageActor:
     """Runs the stages of streams, found by the digest of their pickled spec."""
 
-    def __init__(self, number: int, path: Sequence[str]) -> None:
+    def __init__(self, number: int, path: Sequence[str], owner: bytes = b"") -> None:
         set_worker_number(number)
         sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
+        self._owner = owner
         self._stages: OrderedDict[str, WorkerStage] = OrderedDict()
 
     def hello(self, probe: Probe) -> Host:
@@ -95,7 +104,11 @@ class StageActor:
                 near = os.pread(file.fileno(), len(probe.token), 0) == probe.token
         except OSError:
             near = False
-        return Host(time.perf_counter_ns(), os.getpid(), socket.gethostname(), near, *versions())
+        pid, node, node_id = os.getpid(), socket.gethostname(), ray.get_runtime_context().get_node_id()
+        return Host(time.perf_counter_ns(), pid, node, node_id, self._owner, near, *versions())
+
+    def beat(self) -> None:
+        """Show that this actor lives. It runs beside chunks."""
 
     def open(self, digest: str, spec: bytes) -> str | None:
         """Open the files of a stream. Returns the reason if that fails."""

@@ -303,7 +303,8 @@ def load_columnar(dataset: DataFolder, folder: Path, header: ColumnarHeader, adv
 
     Damaged columns of a mirror are fetched again, once. Raises FileNotFoundError and IndexFileError.
     """
-    paths = {name: folder / header.generation / f"{name}.npy" for name in COLUMN_TYPES}
+    base = os.path.join(folder, header.generation)  # paths as text: a thousand datasets are opened at once
+    paths = {name: f"{base}/{name}.npy" for name in COLUMN_TYPES}
     stats = [os.stat(path) for path in paths.values()]
     files = tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
     known = dataset.location, str(folder), header.generation, header.header_checksum, files
@@ -318,16 +319,17 @@ def load_columnar(dataset: DataFolder, folder: Path, header: ColumnarHeader, adv
     expected["key_bytes"] = header.columns["key_bytes"].rows
     columns: dict[str, npt.NDArray[Any]] = {}
     sums: dict[str, BlockSums] = {}
+    mirrored = dataset.is_mirrored
     for name, path in paths.items():
         described = header.columns[name]
-        again = _fetching_again(dataset, path, COLUMN_TYPES[name], described)
+        again = _fetching_again(dataset, path, COLUMN_TYPES[name], described) if mirrored else None
         columns[name] = _mapped(path, COLUMN_TYPES[name], expected[name], described, again, advice)
         sums[name] = BlockSums(
             path,
             columns[name],
             checksum=described.checksum,
             block_sums=described.block_sums,
-            where=str(path).replace(str(dataset.local), dataset.location),  # errors name the store, not the mirror
+            where=path.replace(str(dataset.local), dataset.location),  # errors name the store, not the mirror
             repair_advice=advice,
             fetch_again=again,
         )
@@ -352,7 +354,7 @@ _open: WeakValueDictionary[tuple[Any, ...], ColumnarIndex] = WeakValueDictionary
 
 
 def _mapped(
-    path: Path, dtype: str, rows: int, column: Column, again: Callable[[], None] | None, advice: str
+    path: str, dtype: str, rows: int, column: Column, again: Callable[[], None] | None, advice: str
 ) -> npt.NDArray[Any]:
     try:
         return read_column(path, dtype, rows, block_sums=column.block_sums)
@@ -363,9 +365,9 @@ def _mapped(
     return _mapped(path, dtype, rows, column, None, advice)
 
 
-def _fetching_again(dataset: DataFolder, path: Path, dtype: str, column: Column) -> Callable[[], None] | None:
-    """A function that fetches a column of a mirror again; None for local datasets."""
-    if not dataset.is_mirrored or not path.is_relative_to(dataset.local):
+def _fetching_again(dataset: DataFolder, path: str, dtype: str, column: Column) -> Callable[[], None] | None:
+    """A function that fetches a column of a mirror again; None for an index that is not part of the mirror."""
+    if not Path(path).is_relative_to(dataset.local):
         return None
     size_bytes = column_file_bytes(dtype, column.rows, block_sums=column.block_sums)
-    return lambda: fetch_again(dataset, path, size_bytes)
+    return lambda: fetch_again(dataset, Path(path), size_bytes)

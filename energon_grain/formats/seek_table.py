@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from energon_grain.atomic_files import atomic_write
 from energon_grain.errors import IndexFileError
+from energon_grain.formats.mapped_files import map_file
 from energon_grain.formats.nv_meta import META_FOLDER
 
 SEEK_TABLE = "seek_table.bin"
@@ -105,7 +106,7 @@ def open_seek_table(root: Path, content_id: str) -> SeekTable | None:
     path = root / META_FOLDER / SEEK_TABLE
     try:
         with open(path, "rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            data = map_file(file.fileno())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

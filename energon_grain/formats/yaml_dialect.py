@@ -20,6 +20,7 @@ contains itself.
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,9 @@ _MAX_GROWTH = 10
 _MAX_DEPTH = 100
 _COUNTED = 10**18
 """Maximum of size counters."""
+_REMEMBERED, _REMEMBERED_BYTES = 256, 4096
+_remembered: dict[bytes | str, Any] = {}
+"""Values of small documents: a thousand datasets often have the same ones."""
 _OPENING = re.compile(rb"[\[{:?-]")
 """One of these precedes each nested value."""
 
@@ -68,6 +72,8 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
     Raises ConfigError, which names `where`, line and column, if it is not valid YAML, has non-standard tags, is nested
     too deeply or expands too much by its aliases.
     """
+    if not written_floats and data in _remembered:
+        return copy.deepcopy(_remembered[data])
     try:
         encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         if b"*" in encoded or len(_OPENING.findall(encoded)) >= _MAX_DEPTH:
@@ -77,7 +83,13 @@ def parse_yaml(data: bytes | str, *, where: str, written_floats: bool = True) ->
             node = loader.get_single_node()
         finally:
             loader.dispose()
-        return None if node is None else _Native(WrittenFloat if written_floats else float, where).value(node)
+        native = _Native(WrittenFloat if written_floats else float, where)
+        value = None if node is None else native.value(node)
+        if not (written_floats or native.warned) and len(data) <= _REMEMBERED_BYTES:
+            if len(_remembered) >= _REMEMBERED:
+                _remembered.clear()
+            _remembered[data] = copy.deepcopy(value)
+        return value
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         message = _UNNAMED.sub("at line", str(error))
         if "maximum nesting depth" in message:  # libyaml looks ahead, and has its own limit since version 0.2.6
@@ -172,6 +184,7 @@ class _Native:
         self._number = number
         self._where = where
         self._done: dict[int, Any] = {}
+        self.warned = False
 
     def value(self, node: yaml.Node) -> Any:
         if id(node) in self._done:
@@ -199,7 +212,7 @@ class _Native:
                 merged = self._merged(item) | merged
             else:
                 if key.value in own:
-                    line = key.start_mark.line + 1
+                    line, self.warned = key.start_mark.line + 1, True
                     _logger.warning(
                         "%s: line %d: the key `%s` is repeated in one mapping; only the last one counts",
                         *(self._where, line, key.value),

@@ -20,6 +20,8 @@ from energon_grain.errors import ConfigError, EmptyDatasetError, public
 from energon_grain.extras import needed_for
 from energon_grain.host_processes import with_agreement
 from energon_grain.loader.iterator import PipelineLoader, jax_processes, record_read, traced_item
+from energon_grain.replicas.group import refuse_replicas
+from energon_grain.replicas.stream import ReplicaStream
 from energon_grain.samples.registration import register_value
 from energon_grain.samples.subscripts import EncodedBatch
 from energon_grain.stream.batches import NO_BATCH, BatchStage
@@ -93,7 +95,7 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
         dataset: Result of `get_train_dataset` or `get_val_dataset`, with a batch size.
 
     Raises:
-        ConfigError: The dataset does not batch.
+        ConfigError: The dataset does not batch, or has replicas.
     """
 
     def __init__(self, dataset: SavableDataset[EncodedBatch]) -> None:
@@ -103,6 +105,7 @@ class BatchMapDataset(grain.MapDataset[EncodedBatch]):
 
     def _open(self) -> None:
         config = config_to_run(self._dataset, None)
+        refuse_replicas(config, "BatchMapDataset", "BatchIterDataset or get_savable_loader")
         self._spec = compile_dataset(self._dataset)
         order = self._spec.order
         equal = self._spec.same_pass or isinstance(order.passes, EqualPasses | None)
@@ -296,7 +299,8 @@ class BatchIterDataset(grain.IterDataset[EncodedBatch]):
 
     Each `iter` makes a new loader that starts at the beginning. Elements, state and exactness are those of
     `get_savable_loader`. Below `mp_prefetch` and `multithread_prefetch`, each process or thread makes only its own
-    steps and reads nothing else. This is not available for datasets that filter, group, pack or generate.
+    steps and reads nothing else. This is not available for datasets that filter, group, pack or generate, or with
+    replicas. With replicas, each `iter`, and asking for the element spec, is collective among them.
 
     Args:
         dataset: Result of `get_train_dataset` or `get_val_dataset`.
@@ -312,10 +316,11 @@ class BatchIterDataset(grain.IterDataset[EncodedBatch]):
         self._steps = slice(0, None, 1)
 
     def __iter__(self) -> PipelineLoader[EncodedBatch]:
-        config = with_agreement(config_to_run(self._dataset, None), jax_processes())
+        processes = jax_processes()
+        config = with_agreement(config_to_run(self._dataset, None), processes)
         first, readers = self._steps.start, self._steps.step
         if readers == 1:
-            stream = Stream.of(self._dataset, worker_config=config)
+            stream = ReplicaStream.joined(self._dataset, processes, None, worker_config=config)
         else:
             spec = self._dataset.compiled(hosts=config.world_size)
             stream = Stream.of_steps(spec, config, first=first, readers=readers)
@@ -342,6 +347,12 @@ class BatchIterDataset(grain.IterDataset[EncodedBatch]):
         first, readers = sl.start or 0, sl.step or 1
         if sl.stop is not None or sequential_slice:
             raise ConfigError("BatchIterDataset: parallel readers alternate between steps: use sequential_slice=False")
+        if readers > 1:
+            refuse_replicas(
+                config_to_run(self._dataset, None),
+                "a BatchIterDataset below mp_prefetch or multithread_prefetch",
+                "it without them, and WorkerConfig(num_workers=…)",
+            )
         if readers > 1 and self._dataset.compiled().program is not None:
             raise ConfigError(
                 "mp_prefetch above a BatchIterDataset that filters, groups, packs or generates: a step depends on the "

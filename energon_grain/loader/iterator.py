@@ -18,6 +18,8 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, EnergonGrainError, public, shorten
 from energon_grain.host_processes import gather_cursor, with_agreement
 from energon_grain.loader.checkpoint_file import read_state, write_process_state, write_state
+from energon_grain.memory_budget.budget import use_memory
+from energon_grain.memory_budget.settings import StreamMemory
 from energon_grain.replicas.sequence_slice import SequenceSlice, with_slice
 from energon_grain.replicas.stream import ReplicaStream
 from energon_grain.samples.subscripts import Item
@@ -273,6 +275,7 @@ def get_savable_loader(
     cache_pool: CachePool | None = None,
     on_change: OnChange = "refuse",
     sequence_slice: SequenceSlice | None = None,
+    memory: StreamMemory | str | int | None = None,
     **energon: Unpack[EnergonArguments],
 ) -> SavableDataLoader[Item]:
     """Return a loader for a dataset, with threads, prefetching and state.
@@ -300,6 +303,7 @@ def get_savable_loader(
         on_change: If a state that is restored belongs to another configuration; see `Stream.restore`. It also holds
             where a framework restores: `set_state`, Orbax.
         sequence_slice: The part of each sequence that this process gets. Default: all of it.
+        memory: Memory budget of this process and its workers, for all of their loaders, as "4GiB"; see `use_memory`.
         **energon: See `EnergonArguments`.
 
     Returns:
@@ -309,6 +313,8 @@ def get_savable_loader(
         ConfigError: The configuration of the dataset is invalid.
         EmptyDatasetError: There is no sample, or no complete batch.
     """
+    if memory is not None:
+        use_memory(memory)
     processes = jax_processes()
     config = with_agreement(config_to_run(dataset, worker_config), processes)
     stream = ReplicaStream.joined(

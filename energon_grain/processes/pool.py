@@ -14,6 +14,7 @@ workers in other ways.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pickle
 import socket
@@ -126,7 +127,6 @@ class ProcessPool:
     """
 
     shares: Literal["memory", "disk", "nothing"] = "disk"
-    hedge_s: float | None = None
 
     def __init__(
         self,
@@ -190,6 +190,9 @@ class ProcessPool:
         """The first ticket, if its answer arrives in time."""
         (ticket,) = tickets
         return tickets[:] if ticket.process.answers(ticket.place, timeout_s) else ()
+
+    def patience_s(self, tickets: Sequence[Ticket]) -> float:
+        return math.inf
 
     def result(self, ticket: Ticket) -> _Answer:
         """The parts of an answer, and its times. Raises Lost if the process died."""

@@ -44,6 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energon_grain.errors import SkipSample, WorkerError
+from energon_grain.memory_budget.budget import join_budget
 from energon_grain.processes.start import end_with, end_without_parent
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.source import LazySources, Source
@@ -52,7 +53,7 @@ from energon_grain.stream.batches import BatchMaker
 from energon_grain.stream.chunks import Chunk, Encoded, MadeBatch
 from energon_grain.stream.clock import Clock
 from energon_grain.stream.drops import Dropped, PartialItem
-from energon_grain.stream.memory import paused_collection
+from energon_grain.stream.memory import holders, paused_collection
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import IN_A_WORKER, set_worker_number
@@ -65,6 +66,7 @@ _NO_MORE_FILES = (
     "close some, or raise the limit (`ulimit -n`)"
 )
 _ALIGNMENT = 64
+_BLOCK_BYTES = 512  # the unit of `st_blocks`
 _STAYING = 16
 """Buffers of at least 1/16 of a result stay in its file. Smaller ones are copied: holding one would keep the file."""
 
@@ -246,9 +248,13 @@ def write_parts(file: int, parts: list[memoryview]) -> None:
     if not total <= os.fstat(file).st_size <= 4 * total:  # otherwise all files would grow to the largest result
         os.ftruncate(file, total + total // 4)  # spare space for the next result, which costs nothing until used
     for offset, part in zip(offsets, parts, strict=True):
-        done = 0
-        while done < part.nbytes:
-            done += os.pwrite(file, part[done:], offset + done)
+        _write(file, part, offset)
+
+
+def _write(file: int, part: memoryview, offset: int) -> None:
+    done = 0
+    while done < part.nbytes:
+        done += os.pwrite(file, part[done:], offset + done)
 
 
 def _memory_file() -> int:
@@ -270,12 +276,19 @@ def _no_more_files() -> Generator[None]:
 
 
 class ResultFile:
-    """An anonymous in-memory file (or an unlinked one on disk, if the system has no memfd), mapped in this process."""
+    """An anonymous in-memory file (or an unlinked one on disk, if the system has no memfd), mapped in this process.
 
-    __slots__ = ("_mapping", "descriptor")
+    Attributes:
+        end: Size in bytes of the result that it has, without spare space.
+        reusable: Whether it may be written to again, once nothing in this process refers to its memory.
+    """
+
+    __slots__ = ("_mapping", "descriptor", "end", "reusable")
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self.end = 0
+        self.reusable = True
         self._mapping: mmap.mmap | None = None
 
     def memory(self, size: int) -> npt.NDArray[np.uint8]:
@@ -284,12 +297,23 @@ class ResultFile:
             self._mapping = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size)
         return np.frombuffer(self._mapping, np.uint8, size)
 
+    def append(self, parts: list[memoryview]) -> list[int]:
+        """Write parts behind the result, and return their offsets in the file."""
+        offsets, total = part_offsets([part.nbytes for part in parts])
+        begin = -(-self.end // _ALIGNMENT) * _ALIGNMENT
+        self.end = begin + total
+        if os.fstat(self.descriptor).st_size < self.end:
+            os.ftruncate(self.descriptor, self.end)
+        for offset, part in zip(offsets, parts, strict=True):
+            _write(self.descriptor, part, begin + offset)
+        return [begin + offset for offset in offsets]
+
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.descriptor)
 
 
 class ResultFiles:
-    """The files that workers write results to. A file is reused once nothing refers to its memory.
+    """The files that workers write results to. A file is reused once nothing refers to its memory. A memory holder.
 
     Allocating, clearing and mapping new memory page by page takes longer than writing to existing memory.
 
@@ -297,10 +321,29 @@ class ResultFiles:
         most: Maximum number of files in use by consumers. Beyond it, consumers get copies.
     """
 
+    holder = "buffers"
+
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: set[ResultFile] = set()
         self._free: deque[ResultFile] = deque(maxlen=most)
+        holders.add(self)
+
+    def held_bytes(self) -> int:
+        """Size of the files that wait to be used again."""
+        total = 0
+        for _ in range(len(self._free)):
+            with suppress(IndexError):
+                file = self._free.popleft()
+                total += os.fstat(file.descriptor).st_blocks * _BLOCK_BYTES
+                self._free.append(file)
+        return total
+
+    def allow(self, size_bytes: int) -> None:
+        """Keep at most this much for reuse."""
+        while self.held_bytes() > size_bytes:
+            with suppress(IndexError):
+                self._free.popleft()
 
     def take(self) -> ResultFile:
         """A free file. Raises WorkerError if this process has reached its limit of open files."""
@@ -314,24 +357,47 @@ class ResultFiles:
         offsets, total = part_offsets(sizes)
         with _no_more_files():  # a mapping keeps another file open
             memory = file.memory(total)
-        weakref.finalize(memory, self._release, file, _forks).atexit = False
+        file.end = total
+        address = _address(memory)
+        _lent[address] = total, file
+        weakref.finalize(memory, self._release, file, address, _forks).atexit = False
         staying = total // _STAYING if len(self._held) < self._most else total + 1
         self._held.add(file)
         whole = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
         return [part.data if at and part.size >= staying else part.copy().data for at, part in enumerate(whole)]
 
-    def _release(self, file: ResultFile, forks: int) -> None:
+    def _release(self, file: ResultFile, address: int, forks: int) -> None:
         """Called when nothing refers to the memory of a file in this process. It is not reused after a fork.
 
         The garbage collector may call it in any thread, so it takes no lock.
         """
+        _lent.pop(address, None)
         self._held.discard(file)
-        if forks == _forks:
+        if forks == _forks and file.reusable:
             self._free.append(file)
 
     def close(self) -> None:
         """Keep no files from now on."""
         self._free = deque(maxlen=0)
+
+
+_lent: dict[int, tuple[int, ResultFile]] = {}
+"""The memory of files that something in this process refers to: address -> (size in bytes, file)."""
+
+
+def _address(memory: npt.NDArray[np.uint8]) -> int:
+    return memory.__array_interface__["data"][0]
+
+
+def lent_file(part: memoryview) -> tuple[ResultFile, int] | None:
+    """The file that has this memory, and its offset there; None: it is other memory. No copy is made."""
+    if not part.nbytes:
+        return None
+    address = _address(np.frombuffer(part, np.uint8))
+    for begin, (size, file) in tuple(_lent.items()):
+        if begin <= address and address + part.nbytes <= begin + size:
+            return file, address - begin
+    return None
 
 
 _forks = 0
@@ -451,7 +517,7 @@ class WorkerStage:
     def _with_batches(self, chunk: Chunk, encoded: Encoded) -> Encoded:
         """The chunk with batches instead of samples, if possible."""
         numbers, maker, work = chunk.numbers, self._maker, encoded.work
-        if numbers is None or maker is None or encoded.drops:
+        if numbers is None or maker is None or encoded.drops or encoded.made:
             return encoded
         outcomes, restore_keys, made = list(encoded.outcomes), list(encoded.restore_keys), 0
         # Only the first batch is timed. It shows how hooks share the time of all batches.
@@ -567,6 +633,7 @@ def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> bool:
     # A SIGTERM handler of the program is for the program only. A forked worker would run it too, and might not end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     set_worker_number(number)
+    join_budget()
     try:
         first = None if spec is not None else channel.receive()[0]
         stage, failed = None, None

@@ -4,6 +4,9 @@
 On each node, one process of a data rank reads and decodes. It writes each batch into an anonymous file in memory, and
 sends its descriptor to the others over Unix sockets. Everyone maps the file privately: pages are shared until a process
 writes to them, so changes of one replica do not reach another. Nothing has a name in a file system.
+
+With `WorkerConfig(across="broadcast")` only one node reads. One process of each other node gets the batches over TCP,
+and hands them on in the same way.
 """
 
 from energon_grain.replicas.group import ReplicaGroup

@@ -7,12 +7,12 @@ import os
 import pickle
 import select
 import socket
-import weakref
 from typing import NamedTuple
 
 from energon_grain.processes.worker import Channel
-from energon_grain.replicas.leader import Message
+from energon_grain.replicas.forks import connected
 from energon_grain.replicas.memory import Holds, release
+from energon_grain.replicas.message import Message
 from energon_grain.sources.source import Source
 from energon_grain.storage.cancellation import raise_if_cancelled
 from energon_grain.stream.steps import Step
@@ -43,7 +43,7 @@ class Follower:
         self._channel = Channel(end)
         self._holds = Holds(depth - 1, end)
         self._first: _Received | None = None
-        _open.add(self)
+        connected.add(self)
 
     def peek(self) -> Message:
         """Return the next message, which stays the next one.
@@ -71,7 +71,7 @@ class Follower:
         received = self._first
         assert received is not None
         assert received.file is not None
-        step: Step = self._holds.load(received.message.number, received.file, received.message.sizes, sources)
+        step: Step = self._holds.load(received.message.number, received.file, received.message.places, sources)
         self._first = None
         os.close(received.file)
         return step
@@ -81,20 +81,9 @@ class Follower:
         received, self._first = self._first, None
         if received is not None and received.file is not None:
             os.close(received.file)
-        self.close_end()
+        self.close_ends()
 
-    def close_end(self) -> None:
+    def close_ends(self) -> None:
         """Close the socket."""
-        _open.discard(self)
+        connected.discard(self)
         self._end.close()
-
-
-_open: weakref.WeakSet[Follower] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for follower in tuple(_open):
-        follower.close_end()
-
-
-os.register_at_fork(after_in_child=_in_child)

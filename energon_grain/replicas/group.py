@@ -20,12 +20,44 @@ class ReplicaGroup:
         all_gather: Collective over at least these processes: returns the data of each. None: that of the framework,
             over all processes of the job.
         coordinates: (rank, size) of this process in each dimension of the mesh, by name.
+        node: Name of the node of this process. None: found out; processes of a node have a network namespace in common.
     """
 
     ranks: tuple[int, ...]
     rank: int
     all_gather: Callable[[bytes], list[bytes]] | None = None
     coordinates: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    node: str | None = None
+
+
+def broadcasts(config: WorkerConfig) -> bool:
+    """Return whether one node reads for all others.
+
+    Raises:
+        ConfigError: The configuration is neither "read" nor "broadcast".
+    """
+    if config.across not in ("read", "broadcast"):
+        raise ConfigError(f"WorkerConfig(across={config.across!r}): expected 'read' or 'broadcast'")
+    return config.across == "broadcast"
+
+
+def refuse_replicas(config: WorkerConfig, what: str, instead: str) -> None:
+    """Refuse replicas where each process would read for itself.
+
+    Args:
+        config: The configuration of the dataset.
+        what: The class or function that reads.
+        instead: The alternative, which reads once for replicas.
+
+    Raises:
+        ConfigError: The configuration has replicas.
+    """
+    if config.replicas is not None and len(config.replicas.ranks) > 1:
+        raise ConfigError(
+            f"{what} reads in each process, but the WorkerConfig of the dataset has replicas {config.replicas.ranks}, "
+            f"of which one reads: use {instead}, or let each process read with "
+            f"WorkerConfig(rank={config.rank}, world_size={config.world_size})"
+        )
 
 
 def take_replicas(config: WorkerConfig) -> None:
@@ -34,6 +66,7 @@ def take_replicas(config: WorkerConfig) -> None:
     Raises:
         ConfigError: The lists do not divide the ranks of the job.
     """
+    broadcasts(config)
     if isinstance(config.replicas, ReplicaGroup):
         return
     rank, world_size = config.rank, config.world_size

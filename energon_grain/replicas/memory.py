@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain.processes.worker import SampleUnpickler, part_offsets
+from energon_grain.processes.worker import SampleUnpickler
 from energon_grain.sources.source import Source
 
 RELEASE = struct.Struct("<QB")
@@ -23,6 +23,9 @@ GONE, REUSABLE, TAKEN = 0, 1, 2
 """A process no longer needs the file, which must not be written to again, or may be; or it has taken the batch."""
 _STAYING = 16
 """Buffers of at least 1/16 of a batch stay in its file. Smaller ones are copied: holding one would keep the file."""
+
+Places = Sequence[tuple[int, int]]
+"""(offset, size) in bytes of each part of a batch in its file; the first one is the pickle."""
 
 _forks = 0
 
@@ -49,26 +52,30 @@ class Holds:
         self._releases = releases
         self._held: set[int] = set()
 
-    def load(self, number: int, file: int, sizes: Sequence[int], sources: list[Source]) -> Any:
+    def load(self, number: int, file: int, places: Places, sources: list[Source]) -> Any:
         """Return the value in a file. Arrays may be written to; other processes do not see it.
 
         Args:
             number: Number of its message.
             file: Descriptor, which may be closed afterwards.
-            sizes: Sizes of its parts in bytes.
+            places: Its parts.
             sources: This process's sources, for the provenance of samples.
 
         Raises:
             OSError: There are too many mappings or open files.
         """
-        offsets, total = part_offsets(list(sizes))
-        mapping = mmap.mmap(file, max(1, total), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        memory = np.frombuffer(mapping, np.uint8, total)
+        begin = min(offset for offset, _ in places) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        end = max(offset + size for offset, size in places)
+        mapping = mmap.mmap(
+            file, end - begin, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=begin
+        )
+        memory = np.frombuffer(mapping, np.uint8)
         self._held.add(number)
         _tell(self._releases, number, TAKEN)
         weakref.finalize(memory, self._finished(number)).atexit = False
+        total = sum(size for _, size in places)
         staying = total // _STAYING if len(self._held) <= self._most else total + 1
-        parts = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+        parts = [memory[offset - begin : offset - begin + size] for offset, size in places]
         buffers = [part.data if at and part.size >= staying else part.copy().data for at, part in enumerate(parts)]
         return SampleUnpickler(buffers[0], buffers[1:], sources).load()
 

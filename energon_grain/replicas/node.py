@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replicas on one node, and connections between them."""
+"""The replicas on one node, and connections between them and to other nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import struct
 import sys
 import tempfile
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from energon_grain.errors import WorkerError
+from energon_grain.replicas import far
+from energon_grain.replicas.addresses import own_addresses
+from energon_grain.replicas.forks import connected
 from energon_grain.replicas.group import ReplicaGroup
 
 _HELLO = struct.Struct("<q16s")
 """Rank, and a secret of the listener."""
 CONNECT_SECONDS = 60.0
-"""Time in which all replicas of a node connect."""
+"""Time in which all replicas connect."""
 
 
 def node_name() -> str:
@@ -51,20 +53,34 @@ class Node:
     Args:
         group: The replicas on all nodes.
         all_gather: Collective over at least all of them.
+        broadcast: Whether one node reads for the others.
 
     Attributes:
         rank: This process.
         ranks: The replicas on this node, ascending.
+        everywhere: Those that this one may get batches from, on all nodes, ascending: `ranks`, unless `broadcast`.
+        listener: For the others of this node.
+        far_listener: For other nodes; None: there are none that read together with this one.
 
     Raises:
         WorkerError: A replica has not made its loader.
     """
 
-    def __init__(self, group: ReplicaGroup, all_gather: Callable[[bytes], list[bytes]]) -> None:
+    def __init__(
+        self, group: ReplicaGroup, all_gather: Callable[[bytes], list[bytes]], *, broadcast: bool = False
+    ) -> None:
         self.rank = group.rank
         self._secret = secrets.token_bytes(16)
         self.listener, self._folder = _listen()
-        own = {"rank": self.rank, "node": node_name(), "name": self._name(), "secret": self._secret.hex()}
+        self.far_listener = far.listen() if broadcast else None
+        own = {
+            "rank": self.rank,
+            "node": group.node or node_name(),
+            "name": self._name(),
+            "secret": self._secret.hex(),
+            "hosts": own_addresses() if broadcast else [],
+            "port": 0 if self.far_listener is None else self.far_listener.getsockname()[1],
+        }
         found: dict[int, dict[str, Any]] = {}
         for data in all_gather(json.dumps(own).encode()):
             entry = json.loads(data)
@@ -79,10 +95,23 @@ class Node:
             )
         here = {rank: entry for rank, entry in found.items() if entry["node"] == own["node"]}
         self.ranks: Sequence[int] = sorted(here)
+        self.everywhere: Sequence[int] = sorted(found) if broadcast else self.ranks
         self._addresses = {
             rank: _Address(name=entry["name"], secret=bytes.fromhex(entry["secret"])) for rank, entry in here.items()
         }
-        _open.add(self)
+        self._far = {
+            rank: far.FarAddress(hosts=entry["hosts"], port=entry["port"], secret=bytes.fromhex(entry["secret"]))
+            for rank, entry in found.items()
+            if entry["node"] != own["node"]
+        }
+        first: dict[str, int] = {}
+        for rank in sorted(found):
+            first.setdefault(found[rank]["node"], rank)
+        self._far_leaders = sorted({*first.values()} - {self.ranks[0]})
+        if self.far_listener is not None and not self._far:
+            self.far_listener.close()
+            self.far_listener = None
+        connected.add(self)
 
     def _name(self) -> str:
         name = self.listener.getsockname()
@@ -118,25 +147,54 @@ class Node:
         return rank, end
 
     def accept_all(self) -> dict[int, socket.socket]:
-        """Return connections of all other replicas. Raises WorkerError if one does not connect."""
+        """Return connections of all others of this node. Raises WorkerError if one does not connect."""
+        return self._accepted(self.listener, self.accept, [rank for rank in self.ranks if rank != self.rank])
+
+    def _accepted(
+        self,
+        listener: socket.socket,
+        accept: Callable[[], tuple[int, socket.socket] | None],
+        ranks: Sequence[int],
+    ) -> dict[int, socket.socket]:
         until = time.monotonic() + CONNECT_SECONDS
         found: dict[int, socket.socket] = {}
-        while len(found) < len(self.ranks) - 1:
-            self.listener.settimeout(max(0.001, until - time.monotonic()))
+        while missing := [rank for rank in ranks if rank not in found]:
+            listener.settimeout(max(0.001, until - time.monotonic()))
             try:
-                accepted = self.accept()
+                accepted = accept()
             except TimeoutError:
-                missing = [rank for rank in self.ranks if rank != self.rank and rank not in found]
+                for end in found.values():
+                    end.close()
                 raise WorkerError(f"ranks {missing} have not connected to rank {self.rank}, which reads") from None
             if accepted is not None:
                 found[accepted[0]] = accepted[1]
-        self.listener.settimeout(None)
+        listener.settimeout(None)
         return found
+
+    def connect_far(self, rank: int) -> socket.socket:
+        """Return a connection to a replica on another node. Raises OSError if it has ended."""
+        return far.connect(self._far[rank], self.rank, CONNECT_SECONDS)
+
+    def accept_far(self) -> tuple[int, socket.socket] | None:
+        """Return the rank of a replica that connects from another node, and the connection; None: it is none."""
+        assert self.far_listener is not None
+        return far.accept(self.far_listener, self._secret, self._far.keys())
+
+    def accept_nodes(self) -> dict[int, socket.socket]:
+        """Return connections of the leaders of other nodes. Raises WorkerError if one does not connect."""
+        listener = self.far_listener
+        return {} if listener is None else self._accepted(listener, self.accept_far, self._far_leaders)
+
+    def close_ends(self) -> None:
+        """Close the sockets."""
+        connected.discard(self)
+        self.listener.close()
+        if self.far_listener is not None:
+            self.far_listener.close()
 
     def close(self) -> None:
         """Stop listening."""
-        _open.discard(self)
-        self.listener.close()
+        self.close_ends()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -161,15 +219,3 @@ def _check_user(end: socket.socket) -> None:
     _, user, _ = struct.unpack("3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     if user != os.getuid():
         raise ConnectionRefusedError("the socket belongs to another user")
-
-
-_open: weakref.WeakSet[Node] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    """A forked child must not keep connections open, because their end shows that a process has ended."""
-    for node in tuple(_open):
-        node.listener.close()
-
-
-os.register_at_fork(after_in_child=_in_child)

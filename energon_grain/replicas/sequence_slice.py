@@ -15,6 +15,7 @@ from energon_grain.errors import ConfigError, public
 from energon_grain.stream.worker_config import WorkerConfig
 
 Kind = Literal["zigzag", "contiguous"]
+Bounds = Literal["whole", "local"]
 
 
 def slice_indices(
@@ -98,8 +99,10 @@ class SequenceSlice:
     """Delivers to each rank of context parallelism its part of each sequence.
 
     Documents are cut one by one. Shift labels, and compute position ids and loss masks, before slicing (in
-    `encode_batch` or earlier): the next token of the last position of a piece is on another rank. `cu_seqlens` stays
-    that of the whole sequence, as Transformer Engine expects it.
+    `encode_batch` or earlier): the next token of the last position of a piece is on another rank.
+
+    If batches have both `cu_seqlens` (tokens only) and `cu_seqlens_padded`, documents are cut with their padding, at
+    the latter, as Megatron-LM cuts them.
 
     The state, `which` and `restore_sample` refer to whole batches.
 
@@ -113,7 +116,11 @@ class SequenceSlice:
         fields: Names of the fields of the batch, with their sequence dimension. Other fields stay whole.
         dim: Dimension of the mesh of `WorkerConfig.of_mesh`. None: see `rank`.
         kind: "zigzag": causal attention costs every rank the same. "contiguous": one piece of each document.
-        cu_seqlens: Field with the bounds of documents, if batches have it.
+        cu_seqlens: Field with the bounds of documents, if batches have it. A field of this name with the suffix
+            `_padded` takes precedence.
+        bounds: "whole": these fields stay those of the whole sequence. Transformer Engine expects that, and divides
+            them itself. "local": the field that documents are cut at becomes that of the part of this rank
+            (cu_seqlens / size), as ring-flash-attention expects it.
         rank: Rank in the dimension, without a mesh.
         size: Number of ranks in the dimension, without a mesh.
     """
@@ -124,10 +131,13 @@ class SequenceSlice:
     cu_seqlens: str = "cu_seqlens"
     rank: int | None = None
     size: int | None = None
+    bounds: Bounds = "whole"
 
     def __post_init__(self) -> None:
         if self.kind not in ("zigzag", "contiguous"):
             raise ConfigError(f"SequenceSlice(kind={self.kind!r}): expected 'zigzag' or 'contiguous'")
+        if self.bounds not in ("whole", "local"):
+            raise ConfigError(f"SequenceSlice(bounds={self.bounds!r}): expected 'whole' or 'local'")
 
     def on(self, config: WorkerConfig) -> Callable[[Any], Any]:
         """Return the function that slices batches on this rank.
@@ -158,7 +168,11 @@ class _OnRank:
 
     def __call__(self, batch: Any) -> Any:
         cut = self.cut
-        bounds = _field(batch, cut.cu_seqlens)
+        cut_at = f"{cut.cu_seqlens}_padded"
+        if _field(batch, cut_at) is None:
+            cut_at = cut.cu_seqlens
+        given = _field(batch, cut_at)
+        bounds = None if given is None else np.asarray(given)
         indices: dict[int, Any] = {}
         made = _copied(batch)
         for name, dim in cut.fields.items():
@@ -170,17 +184,20 @@ class _OnRank:
                 )
             length = int(value.shape[dim])
             if length not in indices:
-                bounds = None if bounds is None else np.asarray(bounds)
                 indices[length] = slice_indices(length, self.rank, self.size, cut.kind, bounds)
             index = (*[slice(None)] * (dim % value.ndim), indices[length])
             made = _with(made, name, value[index])
-        return made
+        return made if cut.bounds == "whole" or given is None else _with(made, cut_at, _divided(given, self.size))
 
 
 def _field(batch: Any, name: str) -> Any:
     if isinstance(batch, Mapping):
         return cast("Mapping[str, Any]", batch).get(name)
     return getattr(batch, name, None)
+
+
+def _divided(bounds: Any, size: int) -> Any:
+    return (bounds if hasattr(bounds, "dtype") else np.asarray(bounds)) // size
 
 
 def _copied(batch: Any) -> Any:

@@ -11,8 +11,11 @@ from typing import Any
 
 from energon_grain.errors import ConfigError, StateError, WorkerError
 from energon_grain.host_processes import HostProcesses
+from energon_grain.replicas.far import FLUSH_SECONDS, FarFollower
 from energon_grain.replicas.follower import Follower
-from energon_grain.replicas.leader import Leader, Message
+from energon_grain.replicas.group import broadcasts
+from energon_grain.replicas.leader import Leader
+from energon_grain.replicas.message import Message
 from energon_grain.replicas.node import Node
 from energon_grain.sources.source import Source
 from energon_grain.stream.background import Background
@@ -44,7 +47,10 @@ class Place:
 
 
 class Connections:
-    """The other replicas of this node, one of which reads: the lowest rank whose process has not ended.
+    """The other replicas, of which one reads: on each node the lowest rank whose process has not ended.
+
+    If one node reads for all, that rank gets the batches from the lowest rank of all nodes that has not ended, and
+    hands them on.
 
     Args:
         node: The replicas.
@@ -57,17 +63,39 @@ class Connections:
         self._ended: set[int] = set()
         self._leader: Leader | None = None
         self._follower: Follower | None = None
-        if node.rank == node.ranks[0]:
-            self._leader = Leader(node, depth, node.accept_all())
-        else:
-            self.role()
+        self._far: FarFollower | None = None
+        self._unreachable = ""
+        try:
+            if node.rank == node.ranks[0]:
+                ends = node.accept_all()
+                self._leader = Leader(node, depth, ends, node.accept_nodes() if self._first == node.rank else {})
+                self._require_far()
+            else:
+                self.role()
+        except BaseException:
+            self.close()
+            raise
+
+    def _require_far(self) -> None:
+        first = self._first
+        self.far()
+        if self._first != first:
+            raise WorkerError(
+                f"rank {self._node.rank} cannot connect to rank {first} on another node, which reads for all: "
+                f"{self._unreachable}; name the network interface in GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, or let "
+                f"each node read, with across='read'"
+            )
+
+    @property
+    def _first(self) -> int:
+        return next(rank for rank in self._node.everywhere if rank not in self._ended)
 
     def role(self) -> Leader | Follower:
-        """Return the connections of the process that reads, or the connection to it."""
+        """Return the connections of the process that hands batches on, or the connection to it."""
         while self._leader is None and self._follower is None:
             rank = next(rank for rank in self._node.ranks if rank not in self._ended)
             if rank == self._node.rank:
-                self._leader = Leader(self._node, self._depth, {})
+                self._leader = Leader(self._node, self._depth, {}, {})
                 break
             try:
                 self._follower = Follower(rank, self._node.connect(rank), self._depth)
@@ -77,24 +105,46 @@ class Connections:
         assert role is not None
         return role
 
+    def far(self) -> FarFollower | None:
+        """Return the connection to the process of another node that this leader gets batches from; None: it reads."""
+        while self._far is None and self._first != self._node.rank:
+            rank = self._first
+            try:
+                self._far = FarFollower(rank, self._node.connect_far(rank), self._depth)
+            except OSError as error:
+                self._ended.add(rank)
+                self._unreachable = str(error)
+        return self._far
+
     def lost(self) -> WorkerError:
-        """Return the error to raise after the reading process has ended. The next `role` is another one."""
-        follower, self._follower = self._follower, None
-        assert follower is not None
-        follower.close()
-        self._ended.add(follower.leader)
-        rank = next(rank for rank in self._node.ranks if rank not in self._ended)
+        """Return the error to raise after the reading process has ended. The next `role` is another one.
+
+        If only the network broke, the next `far` connects to that process again.
+        """
+        if self._far is not None:
+            (lost, self._far), candidates = (self._far, None), self._node.everywhere
+        else:
+            (lost, self._follower), candidates = (self._follower, None), self._node.ranks
+            assert lost is not None
+            self._ended.add(lost.leader)
+        lost.close()
+        rank = next(rank for rank in candidates if rank not in self._ended and rank != lost.leader)
         return WorkerError(
-            f"rank {follower.leader}, which reads the batches of rank {self._node.rank}, has ended or closed its "
+            f"rank {lost.leader}, which reads the batches of rank {self._node.rank}, has ended or closed its "
             f"loader; if asked again, rank {rank} reads from the same place"
         )
 
-    def close(self) -> None:
-        """Close everything."""
+    def close(self, wait_s: float = 0.0) -> None:
+        """Close everything.
+
+        Args:
+            wait_s: As in `Leader.close`.
+        """
+        for follower in (self._far, self._follower):
+            if follower is not None:
+                follower.close()
         if self._leader is not None:
-            self._leader.close()
-        if self._follower is not None:
-            self._follower.close()
+            self._leader.close(wait_s)
         self._node.close()
 
 
@@ -154,7 +204,8 @@ class ReplicaStream(Stream):
             )
         stream = cls.of(dataset, **options)
         try:
-            stream._join(Node(group, all_gather), finish, 1 + max(2, options.get("prefetch_factor", 2)))
+            node = Node(group, all_gather, broadcast=broadcasts(stream.config))
+            stream._join(node, finish, 1 + max(2, options.get("prefetch_factor", 2)))
         except BaseException:
             Stream.close(stream)
             raise
@@ -168,8 +219,8 @@ class ReplicaStream(Stream):
 
     @property
     def reads(self) -> bool:
-        """Whether this process reads for the replicas of its node."""
-        return isinstance(self._connections.role(), Leader)
+        """Whether this process reads for others, and gets no batches from them."""
+        return isinstance(self._connections.role(), Leader) and self._connections.far() is None
 
     @property
     def ready(self) -> int:
@@ -193,14 +244,20 @@ class ReplicaStream(Stream):
 
     def _made_by(self, pool: WorkerPool | None, in_workers: bool) -> Iterable[Step]:
         role, sources = self._connections.role(), self._stage.sources
+        far = self._connections.far() if isinstance(role, Leader) else None
         place = self._place.generation, self._place.step
-        if isinstance(role, Leader):
+        if isinstance(role, Leader) and far is None:
             steps = super()._made_by(pool, in_workers)
             return _handed_on(role, place, steps, self._drops, sources, self._after)
         own = partial(_made_alone, weakref.WeakMethod(super()._made_by))
+        if isinstance(role, Leader):
+            assert far is not None
+            steps = _received(far, self._connections, place, own, self._drops, sources, None)
+            return self._in_background(_handed_on(role, place, steps, self._drops, sources, self._after))
         steps = _received(role, self._connections, place, own, self._drops, sources, self._after)
-        if self._after is None:
-            return steps
+        return steps if self._after is None else self._in_background(steps)
+
+    def _in_background(self, steps: Iterable[Step]) -> Iterable[Step]:
         cancellation = self._shutdown.cancellation
         ahead = Background(steps, 1, self.config.prefetch_bytes, lambda step: 1, cancellation, self.outlet)
         self._shutdown.add(ahead.stop, ahead.close)
@@ -209,7 +266,7 @@ class ReplicaStream(Stream):
     def close(self) -> None:
         """End threads, release files and leave the other replicas. Further `next` calls raise ValueError."""
         super().close()
-        self._connections.close()
+        self._connections.close(FLUSH_SECONDS)
 
 
 def _finished(step: Step, finish: Finish | None) -> Step:
@@ -244,7 +301,7 @@ def _made_alone(method: weakref.WeakMethod[Any], count: int) -> Iterable[Step]:
 
 
 def _received(
-    follower: Follower,
+    follower: Follower | FarFollower,
     connections: Connections,
     place: tuple[int, int],
     own: Callable[[int], Iterable[Step]],
@@ -257,7 +314,7 @@ def _received(
     while True:
         try:
             message = follower.peek()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             raise connections.lost() from None
         _check_generation(message, generation, follower.leader)
         if message.generation == generation and message.step > number:
@@ -269,7 +326,7 @@ def _received(
                 return
         elif message.begins or (message.generation, message.step) < (generation, number):
             follower.discard()
-        elif not message.sizes:
+        elif not message.places:
             follower.discard()
             if message.error is not None:
                 raise message.error

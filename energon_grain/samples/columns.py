@@ -55,6 +55,11 @@ def column_constructor(sample_type: type[Any]) -> Constructor:
     return construct
 
 
+def is_plain(sample_type: type[Any]) -> bool:
+    """Whether samples of a type hold what their constructor takes and nothing else: only its slots are filled."""
+    return sample_type.__getattribute__ is object.__getattribute__ and _slot_setters(sample_type) is not None
+
+
 def _call(sample_type: type[Any], count: int, columns: Columns) -> list[Any]:
     names = tuple(columns)
     if not names:

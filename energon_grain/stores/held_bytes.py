@@ -18,6 +18,7 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 from energon_grain.storage.cores import reset_after_fork
+from energon_grain.stores.held_memory import limited
 
 _holding = reset_after_fork(threading.Lock())
 """Lock of all held ranges; held for microseconds."""
@@ -178,4 +179,4 @@ def _gaps(ranges: list[tuple[int, memoryview]], start: int, stop: int) -> list[_
 @functools.cache
 def held_ranges(limit_bytes: int) -> HeldRanges:
     """The ranges held by all readers of this process with this limit."""
-    return HeldRanges(limit_bytes)
+    return limited(HeldRanges(limit_bytes))

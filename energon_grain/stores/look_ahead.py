@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import EnergonGrainError
 from energon_grain.sources.remote_runs import RemoteExtents, RemoteSource, side_by_side
+from energon_grain.sources.rows import SelectedSource
 from energon_grain.sources.source import Source
 from energon_grain.storage.cancellation import Cancellation, Cancelled, cancelled_by
 from energon_grain.storage.remote import RemoteFiles
@@ -77,7 +78,7 @@ class LookAhead:
         self._sources: dict[int, RemoteSource] = {}
         limits: list[int] = []
         for leaf, source in enumerate(sources):
-            if not isinstance(source, RemoteSource):
+            if not isinstance(source, SelectedSource | RemoteSource):
                 continue
             kept = [files for files in source.remote_files if in_process or files.caches_on_disk]
             if kept:

@@ -11,9 +11,11 @@ from contextlib import suppress
 from typing import Generic, TypeVar
 
 from energon_grain.storage.cancellation import POLL_SECONDS, Cancellation, Cancelled, cancelled_by, join
+from energon_grain.stream.memory import look_ahead
 from energon_grain.stream.observer import Outlet
 
 T = TypeVar("T")
+_LARGE_BYTES = 1 << 20  # each entry is weighed if the one before was larger
 
 
 class Background(Generic[T]):
@@ -21,7 +23,7 @@ class Background(Generic[T]):
 
     Args:
         capacity: Maximum number of waiting entries; 0: the thread is idle, and the consumer makes its entries.
-        budget_bytes: Limit on the memory of waiting entries, estimated from the first one. One entry may always wait.
+        budget_bytes: Limit on the memory of waiting entries, estimated from the last large one. One may always wait.
         cancellation: Ends the iteration, together with `stop`.
         outlet: Receives reports of waiting for an entry.
 
@@ -45,7 +47,7 @@ class Background(Generic[T]):
         self._capacity = capacity
         self._budget_bytes = budget_bytes
         self._weigh = weigh
-        self._fitting: int | None = None  # entries that fit into the budget
+        self._weight = 0  # bytes of an entry
         self._waiting: deque[T] = deque()
         self._making = False
         self._end: BaseException | None = None  # raised after the waiting entries
@@ -71,8 +73,8 @@ class Background(Generic[T]):
             with suppress(Cancelled), cancelled_by(self._cancellation):
                 while self._begin():
                     entry = next(self._entries)
-                    if self._fitting is None:
-                        self._fitting = self._budget_bytes // max(1, self._weigh(entry))
+                    if self._weight == 0 or self._weight > _LARGE_BYTES:
+                        self._weight = max(1, self._weigh(entry))
                     with self._changed:
                         self._wait_for_space()
                         if self._cancellation.is_set():
@@ -100,10 +102,15 @@ class Background(Generic[T]):
 
     def _wait_for_space(self) -> None:
         timed = self._outlet.timed
-        while len(self._waiting) >= max(1, min(self._capacity, self._fitting or 0)) and not self._cancellation.is_set():
+        while self._is_full() and not self._cancellation.is_set():
             began = time.perf_counter() if timed else 0.0
             self._changed.wait()
             self.full_s += time.perf_counter() - began if timed else 0.0
+
+    def _is_full(self) -> bool:
+        waiting, fits = len(self._waiting), look_ahead.fits
+        within = waiting < self._capacity and fits(self, (waiting + 1) * self._weight, self._budget_bytes)
+        return waiting > 0 and not within
 
     def __iter__(self) -> Iterator[T]:
         return self

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from energon_grain.stream.clock import Work
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.look_ahead import LookAhead, Prefetched, PrefetchedChunk
+from energon_grain.stream.memory import look_ahead
 from energon_grain.stream.passes import Share
 from energon_grain.stream.places import Places
 from energon_grain.stream.spec import StreamSpec
@@ -52,6 +53,10 @@ class BatchNumbers:
         return self.base + first * self.hosts + self.host, step
 
 
+_SAMPLE_BYTES = 512
+"""Memory of a sample's objects: the least that a sample takes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunk:
     """Samples to read and encode.
@@ -76,6 +81,11 @@ class Chunk:
     batch_size: int = 0
     numbers: BatchNumbers | None = None
     prefetched: PrefetchedChunk | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Estimated memory of its samples before decoding, with their objects."""
+        return max(self.size_bytes, _SAMPLE_BYTES * len(self.draws.leaf))
 
     def whole_batches(self) -> Iterator[range]:
         """Index ranges of the batches that are completely in this chunk."""
@@ -108,6 +118,7 @@ class Encoded:
         size_bytes: Estimated memory of the outcomes.
         made: Whether outcomes contain made batches.
         work: Measured work; None: not measured.
+        hooks_s: Time that the hooks on samples took.
     """
 
     outcomes: list[Any]
@@ -116,6 +127,7 @@ class Encoded:
     size_bytes: int
     made: bool = False
     work: Work | None = None
+    hooks_s: float = 0.0
 
 
 MAX_CHUNK = 8_192
@@ -123,17 +135,21 @@ MAX_CHUNK = 8_192
 SAMPLES_OF_A_LEAF = 16
 """Samples per leaf read at once if there are many leaves: the call for a leaf costs as much as this many samples."""
 CHUNK_SECONDS = 0.1
-"""A chunk is cut to take at most about this long (slow hooks, large images)."""
+"""A chunk is cut to take at most about this long."""
+HOOK_SECONDS = 0.01
+"""Slow hooks take at most about this long, times the number of threads, if a chunk has more than a batch: the other
+threads wait while one begins or ends a chunk, for about 1 ms."""
+_SLOW_SECONDS = 1e-4
 LEAF_SECONDS = 1e-4
 """Extra time per leaf: with fewer samples per leaf, a chunk of many leaves is hardly faster."""
-CHUNK_BYTES = 16 << 20
-"""A chunk is cut so that its samples hold about this much memory. Less costs numpy calls, more costs CPU caches."""
 _BATCH_STRETCH = 4
 """A chunk may exceed its limits by this factor in order to hold a whole batch."""
+_REMEMBERED = 0.95
+"""Weight of the times of earlier chunks, relative to the next one: the times of some samples differ by far."""
 
 
 class ChunkPace:
-    """Adapts the chunk size to the time that the last chunk took. It affects speed only, never the results.
+    """Adapts the chunk size to the time that chunks take. It affects speed only, never the results.
 
     Args:
         first: Size of the first chunks: one batch, so the first batch waits for nothing else. Later chunks are at least
@@ -141,14 +157,28 @@ class ChunkPace:
 
     Attributes:
         samples: Current maximum number of samples of a chunk.
-        size_bytes: Current maximum number of bytes to read for a chunk, so that it holds `CHUNK_BYTES` when decoded.
+        in_order: The same if a slow sample delays the others of its chunk.
+        size_bytes: Current maximum number of bytes to read for a chunk, so that it holds `chunk_bytes` when decoded.
+        depth: Current maximum number of chunks that are read ahead; see `OrderedWorkers`.
+        budget_bytes: Limit on the memory of samples that are read ahead.
+        threads: Number of threads that take chunks.
     """
 
     def __init__(self, first: int, leaves: int = 1) -> None:
         self._most = max(MAX_CHUNK, SAMPLES_OF_A_LEAF * leaves)
         self._seconds = CHUNK_SECONDS + LEAF_SECONDS * (leaves - 1)
         self._batch = self.samples = min(first, self._most)
-        self.size_bytes = CHUNK_BYTES
+        self.in_order = self._most
+        self.size_bytes = look_ahead.chunk_bytes
+        self.depth, self.threads = 4, 1
+        self.budget_bytes = 1 << 62
+        self._sample_bytes = 1.0
+        self._recent = 0.0, 0.0, 0.0
+
+    @property
+    def ahead(self) -> int:
+        """Current maximum number of samples that are read ahead."""
+        return min(self.depth * self.samples, int(self.budget_bytes / self._sample_bytes))
 
     def timed(self, run: Callable[[Chunk], Encoded]) -> Callable[[Chunk], Encoded]:
         """`run`, wrapped to learn from the time of each call. The time starts when prefetched bytes have arrived."""
@@ -165,11 +195,19 @@ class ChunkPace:
 
     def learn(self, chunk: Chunk, encoded: Encoded, seconds: float) -> None:
         """Adapt to the time that encoding a chunk took."""
-        fitting = int(len(chunk.draws) * self._seconds / max(seconds, 1e-6))
+        now = len(chunk.draws), max(seconds, 1e-6), encoded.hooks_s
+        samples, whole_s, hooks_s = self._recent = tuple(
+            _REMEMBERED * before + more for before, more in zip(self._recent, now, strict=True)
+        )
+        fitting = int(self._seconds * max(samples / whole_s, now[0] / now[1]))  # slow samples shrink it, but slowly
         if fitting < self._batch <= _BATCH_STRETCH * fitting:
             fitting = self._batch  # a batch of images is decoded into one array, and its hooks run in the same worker
         self.samples = max(1, min(self._most, 2 * self.samples, fitting))
-        self.size_bytes = CHUNK_BYTES * max(1, chunk.size_bytes) // max(1, encoded.size_bytes, chunk.size_bytes)
+        waits = self.threads > 1 and hooks_s > _SLOW_SECONDS * samples
+        self.in_order = max(self._batch, int(samples * HOOK_SECONDS * self.threads / hooks_s)) if waits else self._most
+        self._sample_bytes = max(_SAMPLE_BYTES, encoded.size_bytes / max(1, len(chunk.draws.leaf)))
+        most, read = look_ahead.chunk_bytes, max(1, chunk.size_bytes)
+        self.size_bytes = most * read // max(encoded.size_bytes, read)
 
 
 MAX_PLAN = 32_768
@@ -216,7 +254,7 @@ def plan_chunks(
             batch = min(begin + batch_size, len(draws))
             if totals[batch] - totals[begin] <= _BATCH_STRETCH * pace.size_bytes:
                 fits = max(fits, batch)
-            until = min(max(fits, begin + 1), begin + pace.samples, len(draws))
+            until = min(max(fits, begin + 1), begin + min(pace.samples, pace.in_order), len(draws))
             # End at the end of a batch, unless that leaves the chunk empty.
             whole = until - (first + until - origin) % batch_size
             until = whole if whole > begin else until
@@ -274,7 +312,8 @@ def _plans(
         most = max(1, bound * len(draws) // max(1, len(draws.leaf)))
         prefetched = None
         if ahead:
-            prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, ahead.step_bytes, side="right")) - 1)])
+            step_bytes = min(ahead.step_bytes, look_ahead.step_bytes)
+            prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, step_bytes, side="right")) - 1)])
             draws, totals = draws[: len(prefetched)], totals[: len(prefetched) + 1]
         yield _Plan(first=first, draws=draws, totals=totals, prefetched=prefetched)
         first += len(draws)

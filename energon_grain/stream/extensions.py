@@ -48,6 +48,11 @@ BLEND_BY_COST = "energon_grain.planning.blend_by_cost.blend_by_cost"
 """Lowers a blend by cost: (`Lowering`, parts, schedule, unit of the weights) -> `Part`."""
 COST_SHARES = "energon_grain.planning.cost_shares.cost_shares"
 """Target shares of the leaves, if the outermost blend is by cost: (`StreamSpec`) -> `CostShares` or None."""
+COLUMN_BATCHES = "energon_grain.column_batches.column_batches"
+"""Makes batches without samples: (`StreamSpec`) -> None, or (chunk, function that returns `stream.stage.Fields` or
+None, clock) -> the chunk with batches, as if its samples were made and batched, or None: they must be."""
+KEEP_FREED_MEMORY = "energon_grain.memory_budget.allocator.keep_freed_memory"
+"""Makes the C library keep freed memory for reuse: () -> None."""
 ITEM_MAKER = "energon_grain.planning.pack_maker.PackMaker"
 """Makes planned items: (`ItemSpec` of each kind, lock for hooks) -> `stream.stage.ItemMaker`."""
 

@@ -16,14 +16,13 @@ from energon_grain.stream.drops import Dropped, PartialItem
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.lanes import Feed, Item, Items, Lane, Samples
 from energon_grain.stream.look_ahead import LookAhead, PrefetchedChunk
+from energon_grain.stream.memory import look_ahead
 from energon_grain.stream.state import Position
 
 FeedState = tuple[int, int]
 """(pass, rounds taken in it)."""
 Run = Callable[[Chunk], Encoded]
 _DIRECT_CHUNK = 64
-_CHUNKS_AHEAD = 4
-"""Chunks of samples that wait in all lanes together, beyond what lanes are expected to request."""
 _FIRST_SAMPLES = 256
 _GROWTH = 4
 
@@ -223,8 +222,9 @@ class LaneChunks:
         wanted = np.diff(np.minimum(np.cumsum(wanted), room), prepend=0)
         spare = room - int(wanted.sum())
         if spare > 0:
-            spare = min(spare, int(_CHUNKS_AHEAD * min(room, self._most) - ahead.sum()))
-        if spare > 0:
+            # Samples that wait in all lanes together, beyond what lanes are expected to request.
+            spare = min(spare, int(min(self._pace.ahead, self._pace.depth * self._most) - ahead.sum()))
+        if spare > 0 and (wanted.any() or spare >= min(room, int(left.sum())) // 2):
             wanted += np.minimum(_level(ahead + wanted, expected, spare), left - wanted)
         return [(feed, count) for feed, count in zip(feeds, wanted.tolist(), strict=True) if count]
 
@@ -375,4 +375,5 @@ class LaneLookAhead:
                 self._ends[id(feed)] = feed.pass_number, begin + rounds
         self._steps.append(_Step(begins, prefetched.until(len(prefetched))))
         mean_bytes = max(1.0, float(self._sources.sizes(draws).mean()))
-        self._samples = max(1.0, min(self._samples * _GROWTH, self._ahead.step_bytes / mean_bytes))
+        step_bytes = min(self._ahead.step_bytes, look_ahead.step_bytes)
+        self._samples = max(1.0, min(self._samples * _GROWTH, step_bytes / mean_bytes))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from energon_grain.sources.remote_runs import RemoteSource
+from energon_grain.sources.rows import SelectedSource
 from energon_grain.sources.source import Source
 from energon_grain.stream.extensions import LOOK_AHEAD, extension
 from energon_grain.stream.index_map import Draws
@@ -60,6 +61,6 @@ def look_ahead_of(sources: Sequence[Source], *, in_process: bool, outlet: Outlet
         in_process: Whether this process reads the samples, so that prefetched bytes may stay in its memory.
         outlet: Receives reports of the time that threads wait for prefetched bytes.
     """
-    if not any(isinstance(source, RemoteSource) and source.remote_files for source in sources):
+    if not any(isinstance(source, SelectedSource | RemoteSource) and source.remote_files for source in sources):
         return None
     return extension(LOOK_AHEAD)(sources, in_process=in_process, outlet=Outlet() if outlet is None else outlet)

@@ -1,64 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory when samples are made in bulk: the garbage collector is paused, and freed memory is reused.
+"""Memory when samples are made in bulk: the garbage collector is paused, and what is held may be limited.
 
 Making thousands of samples at once looks like a leak to the collector: it runs every 700 objects, finds nothing, and
 takes a sixth of the time of a chunk of texts. It is paused while the objects of a chunk are made, and restored right
 after. If several threads do so in turn, it still runs at least about once a second, because the rest of the program
 makes objects too.
-
-By default, glibc returns large blocks to the system as soon as they are freed, and requests new ones a moment later.
-Every page of a new block is then faulted in and zeroed again. For images and blobs of 100 KB this costs as much as
-reading or decoding them: keeping the blocks doubles the rate of 100 KB samples.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import gc
 import os
-import platform
 import threading
 import time
-from collections.abc import Generator, Mapping
+import weakref
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from energon_grain.transforms.batching import kind_of
 
-ENVIRONMENT = "ENERGON_GRAIN_KEEP_MEMORY"
-"""Set it to 0 to leave the allocator unchanged."""
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
-_MMAP_THRESHOLD_BYTES = 32 << 20  # the upper limit of glibc
-_KEPT_BYTES = 256 << 20
-_GROWTH_BYTES = 4 << 20
+class MemoryHolder(Protocol):
+    """Memory that a budget may limit (`energon_grain.memory_budget`)."""
 
-_done = False
+    holder: str  # its kind in statistics, such as "caches"
+
+    def held_bytes(self) -> int: ...
+
+    def allow(self, size_bytes: int) -> None:
+        """Hold at most this much from now on, and give back the rest. Called in any thread."""
 
 
-def keep_freed_memory() -> None:
-    """Set the C library, once per process, to keep up to 256 MiB of freed memory for reuse.
+holders: weakref.WeakSet[MemoryHolder] = weakref.WeakSet()
+"""All holders of this process."""
 
-    Does nothing if the C library is not glibc, if the environment already tunes it (`MALLOC_TRIM_THRESHOLD_`,
-    `MALLOC_MMAP_THRESHOLD_`, `GLIBC_TUNABLES`) or if `ENERGON_GRAIN_KEEP_MEMORY=0`. Other allocators (jemalloc,
-    tcmalloc) that replace malloc are not affected.
-    """
-    global _done
-    if _done:
-        return
-    _done = True
-    tuned = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-    if os.environ.get(ENVIRONMENT) == "0" or any(name in os.environ for name in tuned):
-        return
-    if platform.libc_ver()[0] != "glibc":
-        return
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
-    mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-    mallopt(_M_TOP_PAD, _GROWTH_BYTES)
 
+CHUNK_BYTES = 16 << 20
+"""A chunk is cut so that its samples hold about this much memory. Less costs numpy calls, more costs CPU caches."""
+
+
+class LookAheadMemory:
+    """Limits what loaders make ahead: each owner by its own limit, and all of them by a budget, if there is one."""
+
+    budget: Callable[[object, float], bool] | None = None
+    chunk_bytes: int = CHUNK_BYTES
+    step_bytes: int = 1 << 62  # prefetched at a time from object stores
+
+    def fits(self, owner: object, size_bytes: float, limit_bytes: int) -> bool:
+        """Whether an owner that holds something may hold this much. Raises ConfigError if the budget is too small."""
+        return size_bytes <= limit_bytes and (self.budget is None or self.budget(owner, size_bytes))
+
+
+look_ahead = LookAheadMemory()
 
 _lock = threading.Lock()
 _pausing = 0

@@ -6,13 +6,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
 from types import MethodType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,22 +23,27 @@ from energon_grain.samples.columns import column_constructor
 from energon_grain.samples.types import CrudeSample
 from energon_grain.sources.cache_pool import using_cache
 from energon_grain.sources.remote_runs import RemoteSource, side_by_side
+from energon_grain.sources.rows import SelectedSource
 from energon_grain.sources.source import LazySources, PartValue, RawBatch, ReadInGroups
 from energon_grain.storage.byte_stream import ByteStream
 from energon_grain.storage.cancellation import cancellable
 from energon_grain.stream.chunks import Chunk, Encoded
 from energon_grain.stream.clock import Clock
-from energon_grain.stream.extensions import ITEM_MAKER, extension
+from energon_grain.stream.extensions import COLUMN_BATCHES, ITEM_MAKER, KEEP_FREED_MEMORY, extension
 from energon_grain.stream.flow import Flow, Numbers, SampleLoader
 from energon_grain.stream.hooks import HookSpec
 from energon_grain.stream.index_map import Draws, Items, Sources
-from energon_grain.stream.memory import approximate_bytes, keep_freed_memory, paused_collection
+from energon_grain.stream.memory import approximate_bytes, paused_collection
 from energon_grain.stream.spec import LeafSpec, ResolvedLeaf, StreamSpec
 
 _logger = logging.getLogger("energon_grain")
 _Value = TypeVar("_Value")
 _OURS = f"{__name__.partition('.')[0]}."
 _ENCODED = frozenset({bytes, ByteStream})
+Fields: TypeAlias = tuple[type[Any], dict[str, list[Any]]]
+"""A sample type, and the values of its fields over many samples."""
+ColumnBatches: TypeAlias = Callable[[Chunk, Callable[[], Fields | None], Clock], Encoded | None]
+"""See `stream.extensions.COLUMN_BATCHES`."""
 own_hook = partial(HookSpec, restore_seeds=False, concurrent=True)
 
 
@@ -73,8 +79,26 @@ class LeafLoader:
             groups: Indices that will probably be batched together; see `SampleDecoder.decode_column`.
             restore_keys: One per sample, if they exist already.
         """
+        flow = self._flow(raw, draws, restore_keys)
+        columns = self._decoded(flow, groups)
+        flow.values = self._crude(flow, columns) if self._construct is None else self._typed(flow, columns)
+        if self._load is not None:
+            flow.apply(self._load)
+        return flow
+
+    def fields(self, raw: RawBatch, draws: Numbers, groups: tuple[range, ...]) -> Fields | None:
+        """The fields that `load` would put into samples; None: some cannot be decoded, or lack a part."""
+        simple = None if self._leaf.field_map is None else self._leaf.field_map.simple
+        if simple is None or not all(part in raw.columns and raw.is_complete(part) for part in simple.values()):
+            return None
+        flow = self._flow(raw, draws, None)
+        columns = self._decoded(flow, groups)
+        fields = {**self._metadata(flow), **{name: columns[part] for name, part in simple.items()}}
+        return None if flow.dropped or self._leaf.sample_type is None else (self._leaf.sample_type, fields)
+
+    def _flow(self, raw: RawBatch, draws: Numbers, restore_keys: list[tuple[Any, ...]] | None) -> Flow:
         leaves, children, _, _ = draws
-        flow = Flow(
+        return Flow(
             raw=raw,
             restore_keys=restore_keys or list(zip(repeat("sample"), leaves, children, strict=False)),
             draws=draws,
@@ -84,11 +108,6 @@ class LeafLoader:
             dropped={},
             sources=lambda place: LazySources(self._sources[leaves[place]], int(raw.indices[place])),
         )
-        columns = self._decoded(flow, groups)
-        flow.values = self._crude(flow, columns) if self._construct is None else self._typed(flow, columns)
-        if self._load is not None:
-            flow.apply(self._load)
-        return flow
 
     def _decoded(self, flow: Flow, groups: tuple[range, ...]) -> dict[str, list[Any]]:
         """Every column, decoded. Samples that fail are dropped from the flow; their entries are None."""
@@ -251,12 +270,19 @@ class Kind:
         self, raw: RawBatch, draws: Draws, groups: tuple[range, ...], batch_of: Callable[[int], int] | None
     ) -> Flow:
         """Decode and construct the result of `read`; `groups` as in `LeafLoader`, `batch_of` as in `Flow`."""
-        numbers = draws.leaf.tolist(), draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()
-        flow = self._loader.load(raw, numbers, groups)
+        flow = self._loader.load(raw, _numbers(draws), groups)
         flow.batch_of = batch_of
         # Reads again, too: a hook may have changed values that were not decoded.
         flow.reload = lambda: self.load(self.read(draws), draws, groups, batch_of)
         return flow
+
+    def fields(self, raw: RawBatch, draws: Draws, groups: tuple[range, ...]) -> Fields | None:
+        """See `LeafLoader.fields`; None for other loaders."""
+        return self._loader.fields(raw, _numbers(draws), groups) if isinstance(self._loader, LeafLoader) else None
+
+
+def _numbers(draws: Draws) -> Numbers:
+    return draws.leaf.tolist(), draws.child.tolist(), draws.index.tolist(), draws.epoch.tolist()
 
 
 def _loading_key(spec: LeafSpec) -> Hashable:
@@ -315,12 +341,12 @@ class PureStage:
     """
 
     def __init__(self, spec: StreamSpec, hook_lock: threading.RLock | None = None) -> None:
-        keep_freed_memory()
+        extension(KEEP_FREED_MEMORY)()
         self._spec = spec
         self.timed = spec.timed
         self.hook_lock = hook_lock or threading.RLock()
         self.sources = Sources(leaf.leaf.source for leaf in spec.leaves)
-        remote = (source.remote_files for source in self.sources if isinstance(source, RemoteSource))
+        remote = (source.remote_files for source in self.sources if isinstance(source, SelectedSource | RemoteSource))
         self._remote_files = next(filter(None, remote), ())
         leaves_by_key: dict[Hashable, dict[int, LeafSpec]] = {}
         for number, leaf in enumerate(spec.leaves):
@@ -331,6 +357,7 @@ class PureStage:
         for kind, leaves in enumerate(leaves_by_key.values()):
             self._kind_of[[*leaves]] = kind
         self._maker: ItemMaker | None = extension(ITEM_MAKER)(spec.makers, self.hook_lock) if spec.makers else None
+        self._column_batches: ColumnBatches | None = extension(COLUMN_BATCHES)(spec)
         self._warned: set[str] = set()
 
     def run(self, chunk: Chunk) -> Encoded:
@@ -346,13 +373,20 @@ class PureStage:
         with paused_collection(), using_cache(self._spec.cache_pool):
             parts = self._read(draws)
             clock.lap("storage", "read", len(draws))
+            hooks_s = 0.0
             for kind, places, own, raw in parts:
                 single = len(places) == len(draws)
+                if single and self._column_batches is not None and chunk.numbers is not None:
+                    encoded = self._column_batches(chunk, partial(kind.fields, raw, own, chunk.groups), clock)
+                    if encoded is not None:
+                        return encoded
                 batch_of = chunk.batches_of(places if owner is None else owner[places])
                 flow = kind.load(raw, own, chunk.groups if single and items is None else (), batch_of)
                 clock.lap("work", "decode", len(own))
+                hooks_s -= time.perf_counter()
                 for hook in kind.hooks:
                     flow = self._apply(flow, hook, clock)
+                hooks_s += time.perf_counter()
                 drops += len(flow.dropped)
                 if single:
                     outcomes, restore_keys = flow.outcomes(), flow.restore_keys
@@ -363,7 +397,14 @@ class PureStage:
                 outcomes, restore_keys, drops = self._maker.make(chunk, items, outcomes, restore_keys, clock)
                 clock.spans += clock.hook_spans()
         held = max(chunk.size_bytes, approximate_bytes(outcomes[0]) * len(outcomes) if outcomes else 0)
-        return Encoded(outcomes=outcomes, restore_keys=restore_keys, drops=drops, size_bytes=held, work=clock.work())
+        return Encoded(
+            outcomes=outcomes,
+            restore_keys=restore_keys,
+            drops=drops,
+            size_bytes=held,
+            work=clock.work(),
+            hooks_s=hooks_s,
+        )
 
     def read(self, draws: Draws) -> None:
         """Read a chunk and discard it, to measure reading alone. Raises ReadError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from time import perf_counter_ns
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -149,7 +149,7 @@ class Production:
             lanes=share.local_lanes,
             drops=drops,
             chunks=map(with_chunk, self._encoded(_recorded(chunks, sent), pool)),
-            again=self.stage.run,
+            again=lambda chunk: self.stage.run(replace(chunk, numbers=None)),
             first=first,
             end=local_end(spec, share, start.pass_number) if self._work is None else self._work.end,
             on_drop=self._on_drop,

@@ -81,15 +81,11 @@ class Transport(Protocol[Ticket]):
 
     Attributes:
         workers: Number of workers. Each has up to two chunks at a time.
-        hedge_s: Time after which a chunk is submitted to another worker too; None: never.
         deaths: Counts lost workers, for the life of the pool.
     """
 
     @property
     def workers(self) -> int: ...
-
-    @property
-    def hedge_s(self) -> float | None: ...
 
     @property
     def deaths(self) -> Deaths: ...
@@ -103,6 +99,10 @@ class Transport(Protocol[Ticket]):
 
     def wait(self, tickets: Sequence[Ticket], timeout_s: float) -> Sequence[Ticket]:
         """The tickets that have a result, or are lost; after `timeout_s` perhaps none."""
+        ...
+
+    def patience_s(self, tickets: Sequence[Ticket]) -> float:
+        """Time after which the chunk of these tickets is submitted to another worker too; infinite: never."""
         ...
 
     def result(self, ticket: Ticket) -> Any:
@@ -125,15 +125,17 @@ class _Tries:
         self._transport, self._message = transport, message
         self._tickets: list[Any] = []
         self._count = 0
-        self._late_at = float("inf")
+        self._asked_s = 0.0
 
     def answered(self) -> Iterator[Any]:
         """Submit the chunk where necessary, and return tickets with results, after a moment perhaps none."""
         if not self._tickets:
             self._count += 1
-            self._late_at = time.monotonic() + (self._transport.hedge_s or float("inf"))
-        late = len(self._tickets) == 1 < self._transport.workers and time.monotonic() > self._late_at
+        waited_s = time.monotonic() - self._asked_s
+        some = 0 < len(self._tickets) < self._transport.workers
+        late = some and waited_s > self._transport.patience_s(self._tickets)
         if late or not self._tickets:
+            self._asked_s = time.monotonic()
             self._tickets.append(self._transport.submit(self._message, self._tickets))
         for ticket in self._transport.wait(self._tickets, POLL_SECONDS):
             self._tickets.remove(ticket)
@@ -157,9 +159,9 @@ class TransportWorkers(OrderedWorkers[Any]):
     """Encoded chunks in order, from the workers of a transport. Two threads wait for each worker."""
 
     def __init__(self, transport: Transport[Any], chunks: Iterator[Chunk], pace: ChunkPace, budget_bytes: int) -> None:
-        self._transport, self._pace = transport, pace
+        self._transport = transport
         workers = transport.workers
-        super().__init__(self._make, 2 * workers, chunks, budget_bytes, max_in_flight(workers))
+        super().__init__(self._make, 2 * workers, chunks, budget_bytes, max_in_flight(workers), pace)
 
     def resize_workers(self, workers: int) -> None:
         """Use another number of workers from now on."""

@@ -172,10 +172,11 @@ class WorkerConfig:
             on any. Passes whose length depends on data (packs, groups, filters in lanes) need it on several hosts, to
             end together. Loaders provide it if a distributed framework is initialised.
         workers: A `Pool` whose workers encode the chunks, in place of `num_workers` and `worker_type`. It may serve
-            several loaders.
+            several loaders. With `num_workers="auto"`, the loader chooses the number of its workers.
         replicas: Lists of processes that need the same batches, such as `[[0, 1], [2, 3]]`: each list is one data rank.
             `rank` and `world_size` are then those of the whole job (default: of the distributed framework), and
             become those of the data. One process of each list and node reads, and hands batches on in memory.
+        across: "read" (default), or "broadcast": replicas on other nodes get batches over the network.
     """
 
     worker_types: ClassVar[tuple[str, ...]] = ("thread", "process", "ray")
@@ -194,6 +195,7 @@ class WorkerConfig:
     any_host: Callable[[bool], bool] | None = field(default=None, compare=False, repr=False)
     workers: Any = field(default=None, compare=False, repr=False)
     replicas: Any = field(default=None, compare=False, repr=False)
+    across: Literal["read", "broadcast"] = field(default="read", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         self._take_integers()
@@ -216,9 +218,7 @@ class WorkerConfig:
                 continue
             if not hasattr(value, "__index__"):
                 auto = ", or 'auto'" if name == "num_workers" else ""
-                raise ConfigError(
-                    f"WorkerConfig({name}={value!r}): expected an integer, such as int(…) of a string{auto}"
-                )
+                raise ConfigError(f"WorkerConfig({name}={value!r}): expected an integer, as of int(…){auto}")
             setattr(self, name, operator.index(value))
 
     def _check_workers(self) -> None:
@@ -288,9 +288,8 @@ class WorkerConfig:
     @property
     def log(self) -> WorkerLog:
         """The destination of `worker_log`. Picklable, unlike some configurations."""
-        return WorkerLog(
-            None if self.worker_debug_path is None else str(self.worker_debug_path), self.rank, self.most_workers
-        )
+        path = None if self.worker_debug_path is None else str(self.worker_debug_path)
+        return WorkerLog(path, self.rank, self.most_workers)
 
     def should_log(self, level: int) -> bool:
         """Whether messages of a level (1: batches) are logged."""

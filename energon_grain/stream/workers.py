@@ -29,6 +29,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 from energon_grain.storage.cancellation import POLL_SECONDS, Cancellation, Cancelled, cancelled_by, join
 from energon_grain.stream.chunks import Chunk, ChunkPace, Encoded
 from energon_grain.stream.extensions import POOLS, extension
+from energon_grain.stream.memory import look_ahead
 from energon_grain.stream.spec import StreamSpec
 from energon_grain.stream.stage import PureStage
 from energon_grain.stream.worker_config import WorkerConfig
@@ -181,20 +182,34 @@ class _Task:
 class OrderedWorkers(Generic[T]):
     """An iterator over encoded chunks, computed by several threads. `taken` converts the results of the threads.
 
-    As many chunks are in flight as `resize` allows and `budget_bytes` holds. Their memory is estimated from the last
-    finished chunk. One chunk is always in flight, and no other until it is done, because it is unknown how much larger
-    decoding makes it. Iterating may end and continue later, as iterating over `chunks` does.
+    As many chunks are in flight as `resize` allows and `budget_bytes` holds. If the next chunk is late and no other is
+    left to begin, more are allowed from then on: while one chunk takes long, workers finish those behind it, and the
+    order stays. Their memory is estimated from the last finished chunk. One chunk is always in flight, and no other
+    until it is done, because it is unknown how much larger decoding makes it. Iterating may end and continue later, as
+    iterating over `chunks` does.
 
     Args:
         run: Called by a thread on each chunk.
         threads: Number of threads; see `resize`.
         budget_bytes: Limit on the memory of chunks that are in flight, or done and not yet taken.
+        most: Initial maximum number of these chunks.
+        pace: Receives the current maximum.
     """
 
     def __init__(
-        self, run: Callable[[Chunk], T], threads: int, chunks: Iterator[Chunk], budget_bytes: int, most: int
+        self,
+        run: Callable[[Chunk], T],
+        threads: int,
+        chunks: Iterator[Chunk],
+        budget_bytes: int,
+        most: int,
+        pace: ChunkPace | None = None,
     ) -> None:
         self._run_chunk = run
+        self._pace = pace or ChunkPace(first=1)
+        self._pace.budget_bytes = budget_bytes
+        self._held_bytes = 0
+        self._deepens = True  # whether chunks were submitted since the maximum was raised
         self._chunks = chunks
         self._budget_bytes = budget_bytes
         self._in_flight: deque[_Task] = deque()
@@ -215,7 +230,8 @@ class OrderedWorkers(Generic[T]):
         with self._changing:
             if self._cancellation.is_set():
                 return
-            self._most = most
+            self._most = self._pace.depth = most
+            self._pace.threads = threads
             self._before_change = len(self._in_flight)
             for _ in range(self._at_work - threads):
                 self._tasks.put(None)  # ends one thread, after the chunks queued before it
@@ -246,9 +262,11 @@ class OrderedWorkers(Generic[T]):
         task = self._in_flight[0]
         while task.result is None and task.error is None and not self._cancellation.is_set():
             _wait(self._done)
+            self._submit(waits=True)
         if self._cancellation.is_set():
             raise Cancelled
         self._in_flight.popleft()
+        self._held_bytes -= task.chunk.held_bytes
         _wait(self._done, 0)  # otherwise notices of earlier chunks would accumulate
         self._before_change -= 1
         if task.error is not None:
@@ -257,7 +275,7 @@ class OrderedWorkers(Generic[T]):
             finally:
                 del task  # the traceback refers to this frame
         encoded = self.taken(task.chunk, cast("T", task.result))
-        self._expansion = max(1.0, encoded.size_bytes / max(1, task.chunk.size_bytes))
+        self._expansion = max(1.0, encoded.size_bytes / max(1, task.chunk.held_bytes))
         if self._at_work:
             self._submit()
         return encoded
@@ -266,19 +284,25 @@ class OrderedWorkers(Generic[T]):
         del chunk
         return cast("Encoded", result)
 
-    def _submit(self) -> None:
+    def _submit(self, *, waits: bool = False) -> None:
+        """Submit chunks, beyond the maximum if the next one `waits` while workers have nothing left to begin."""
+        if waits and self._deepens and self._at_work and self._tasks.empty():
+            self._deepens = False
+            self._most = self._pace.depth = self._most + self._most // 4 + 1
         while len(self._in_flight) < self._most:
             if self._next is None:
                 self._next = next(self._chunks, None)
                 if self._next is None:
                     return
             if self._in_flight:
-                held = sum(task.chunk.size_bytes for task in self._in_flight) + self._next.size_bytes
-                if self._expansion is None or held * self._expansion > self._budget_bytes:
+                held = self._held_bytes + self._next.held_bytes
+                if self._expansion is None or not look_ahead.fits(self, held * self._expansion, self._budget_bytes):
                     return
             task = _Task(self._next)
             self._next = None
             self._in_flight.append(task)
+            self._deepens = True
+            self._held_bytes += task.chunk.held_bytes
             with self._changing:  # after the end of the threads, no thread would find it
                 handed_out = self._at_work > 0
                 if handed_out:
@@ -339,9 +363,9 @@ def _work(
 
 
 def max_in_flight(workers: int) -> int:
-    """Maximum number of chunks that are in flight, or done and not yet taken.
+    """Initial maximum number of chunks that are in flight, or done and not yet taken.
 
-    They are taken in order, so a slow chunk delays the others only once all of these are done.
+    They are taken in order. `OrderedWorkers` raises the maximum while a slow chunk delays the others.
     """
     return 4 * workers + 1
 
@@ -426,7 +450,7 @@ class ThreadPool:
 
     def start(self, chunks: Iterator[Chunk], pace: ChunkPace) -> OrderedWorkers[Encoded]:
         run = pace.timed(self._run)
-        running = OrderedWorkers(run, self.workers, chunks, self._budget_bytes, max_in_flight(self.workers))
+        running = OrderedWorkers(run, self.workers, chunks, self._budget_bytes, max_in_flight(self.workers), pace)
         self._running = weakref.ref(running)
         return running
 

@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 _LISTED = METADATA_FIELDS  # one entry per sample
-_PLAIN = frozenset({str, bytes, int, float, bool, list, type(None)})  # types without arrays to look for
+PLAIN_TYPES = frozenset({str, bytes, int, float, bool, list, type(None)})  # types without arrays to look for
 WORTH_A_LOOK = 16 << 10
 """Minimum bytes of an array for which it pays to check whether a stack of them already exists."""
 
@@ -203,7 +203,7 @@ def batch_samples(
         if actions is not None and name in actions:
             action = actions[name]
             columns[name] = cast("Any", action)(column, where=name) if action in _NAMING else action(column)
-        elif name not in _LISTED and type(column[0]) not in _PLAIN:
+        elif name not in _LISTED and type(column[0]) not in PLAIN_TYPES:
             columns[name] = generic_batch(column, where=name)
     return result_type(columns) if issubclass(result_type, dict) else _construct(result_type, columns)
 
@@ -315,7 +315,7 @@ def _field_getters(cls: type) -> tuple[tuple[str, attrgetter[Any]], ...] | None:
 
 def _by_type(batch: list[Any], where: str, arrays: Callable[..., Any], *, delegate: bool) -> Any:
     first = batch[0]
-    if type(first) in _PLAIN:
+    if type(first) in PLAIN_TYPES:
         return batch
     joined = _joined(batch, where, arrays)
     if joined is not None:
@@ -326,7 +326,7 @@ def _by_type(batch: list[Any], where: str, arrays: Callable[..., Any], *, delega
     if columns is None:
         return batch
     for name, column in columns.items():
-        if name not in _LISTED and type(column[0]) not in _PLAIN:
+        if name not in _LISTED and type(column[0]) not in PLAIN_TYPES:
             columns[name] = _by_type(column, f"{where}.{name}" if where else name, arrays, delegate=delegate)
     if isinstance(first, dict):
         return CrudeSample(columns) if isinstance(first, CrudeSample) else columns

@@ -7,7 +7,7 @@ fastest worker. So the rate of the loop is measured, over windows of about a sec
 number of threads is compared with twice or half that number, in the order A, B, B, A, so that a temporary load on the
 machine affects both. A clear result needs only the first two windows; if the second pair contradicts the first, up to
 four pairs are measured. Numbers in between, zero threads, and more prefetched batches are tried at the end. Going from
-two threads to 64 takes about 15 s.
+two threads to 64 takes about 15 s. More threads than cores are tried while they wait more than they compute.
 
     threads  2    4    4    2 (no gain: try 1)       1 (clearly worse)   3    3    2   (no gain)   0 (clearly worse)
     rate    100  101  99   103                       50                  102  99   101             48
@@ -15,7 +15,8 @@ two threads to 64 takes about 15 s.
 Then it pauses, and searches again after half a minute, a minute, two minutes, …, or as soon as the rate has fallen. A
 loop that does not wait is left unchanged, because a faster loader would not help it.
 
-The output does not depend on this: threads affect speed, never the order.
+The output does not depend on this: threads affect speed, never the order. The workers of a `Resizable` pool, such as
+Ray actors, are chosen in the same way.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ import logging
 import math
 import time
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from energon_grain.storage.cores import usable_cores
 from energon_grain.stream.background import Background
-from energon_grain.stream.workers import ThreadPool
 
 FIRST_THREADS = 2
 WINDOW_SECONDS, WINDOW_STEPS = 0.8, 8
@@ -49,8 +49,24 @@ _UNEVEN = 0.05
 """If a loop waits for this share of its time, and its data waits as long for it, more prefetched batches may help."""
 _DEEPEST = 16
 _ONE_CORE = (0.8, 1.3)
+MOST_WAITING = 32
+"""Maximum number of threads per core, up to 64, that wait more than they compute."""
 
 _logger = logging.getLogger("energon_grain")
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """A `stream.workers.WorkerPool` that can change its number of workers while it runs."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the workers of the last `resize` have started, and chunks taken now were begun by them."""
+        ...
+
+    def resize(self, workers: int) -> None:
+        """Set the number of workers. Chunks that are under way are finished."""
+        ...
 
 
 class Window(NamedTuple):
@@ -83,7 +99,7 @@ class Setting(NamedTuple):
     """The next setting to measure.
 
     Attributes:
-        threads: Number of threads; 0: the loop makes its batches itself.
+        threads: Number of threads or other workers; 0: the loop makes its batches itself.
         depth: Number of waiting batches per thread, in units of `prefetch_factor`.
         chosen: Whether it is the result of a search.
     """
@@ -93,8 +109,15 @@ class Setting(NamedTuple):
     chosen: bool = False
 
 
-def climb(most: int, first: int) -> Generator[Setting, Window, None]:
-    """Searches for the setting with the highest rate. Yields settings to measure, and receives the measurements."""
+def climb(most: int, first: int, most_waiting: int = 0, *, least: int = 0) -> Generator[Setting, Window, None]:
+    """Searches for the setting with the highest rate. Yields settings to measure, and receives the measurements.
+
+    Args:
+        most: Maximum number of threads that compute.
+        first: Initial number of threads.
+        most_waiting: Maximum number of threads that use less than half of their time to compute.
+        least: Minimum number of threads.
+    """
     current = Setting(first)
     now, rest = (yield current), _REST_WINDOWS
 
@@ -109,28 +132,41 @@ def climb(most: int, first: int) -> Generator[Setting, Window, None]:
                     return True
         return False
 
+    def up_to(threads: int) -> Setting:
+        """The current setting with up to this many threads."""
+        waits = now.cores < min(current.threads, most) / 2
+        return current._replace(threads=min(threads, max(most, most_waiting) if waits else max(most, current.threads)))
+
     while True:
         before = current
-        while (yield from better(current._replace(threads=min(2 * current.threads or 1, most)))):
+        while (yield from better(up_to(2 * current.threads or 1))):
             pass
-        while (yield from better(current._replace(threads=current.threads // 2))):
+        while (yield from better(current._replace(threads=max(least, current.threads // 2)))):
             pass
         threads = current.threads
-        between = {min(threads + threads // 2, most), threads - threads // 4} if threads > 1 else set[int]()
+        more = up_to(threads + threads // 2).threads
+        between = {more, threads - threads // 4} if threads > 1 else set[int]()
         yield from better(*(current._replace(threads=number) for number in sorted(between, reverse=True)))
         while (
             now.uneven and current.depth < _DEEPEST and (yield from better(current._replace(depth=2 * current.depth)))
         ):
             pass
-        yield from better(current._replace(threads=0))  # last, because without a handover it differs from the others
+        if not least:
+            yield from better(current._replace(threads=0))  # last: without a handover it differs from the others
         rest = min(2 * rest, _LONGEST_REST_WINDOWS) if current == before else _REST_WINDOWS
-        usual, slow = now.rate, 0
-        for _ in range(rest):
-            now = yield current._replace(chosen=True)
-            slow = slow + 1 if now.rate < _FALLEN * usual and not now.enough else 0
-            if slow == 2:
-                rest = _REST_WINDOWS
-                break
+        fallen, now = yield from _rested(current, now, rest)
+        rest = _REST_WINDOWS if fallen else rest
+
+
+def _rested(current: Setting, now: Window, rest: int) -> Generator[Setting, Window, tuple[bool, Window]]:
+    """Whether the rate has fallen during a number of windows, and the last window."""
+    usual, slow = now.rate, 0
+    for _ in range(rest):
+        now = yield current._replace(chosen=True)
+        slow = slow + 1 if now.rate < _FALLEN * usual and not now.enough else 0
+        if slow == 2:
+            return True, now
+    return False, now
 
 
 def _compared(current: Setting, candidate: Setting, now: Window) -> Generator[Setting, Window, tuple[bool, Window]]:
@@ -157,15 +193,21 @@ class AutoWorkers:
         prefetch_factor: Initial number of prefetched batches per thread. If it helps, this grows to up to 16 times as
             many, within `WorkerConfig.prefetch_bytes`.
         hooks: Whether the program has hooks on samples, which may hold the GIL.
+        pool: The `stream.workers.Pool` of the workers, which begins with its number of workers and goes up to its
+            `max_workers`; None: threads, at most one for each core.
     """
 
-    def __init__(self, prefetch_factor: int, *, hooks: bool) -> None:
-        most = usable_cores()
+    def __init__(self, prefetch_factor: int, *, hooks: bool, pool: Any = None) -> None:
+        most = usable_cores() if pool is None else max(pool.workers, getattr(pool, "max_workers", 0))
         self._most = most
-        self._search = climb(most, min(FIRST_THREADS, most))
+        self._kind = "threads" if pool is None else "workers"
+        if pool is None:
+            self._search = climb(most, min(FIRST_THREADS, most), max(most, min(64, MOST_WAITING * most)))
+        else:
+            self._search, hooks = climb(most, pool.workers, least=1), False
         self._setting = next(self._search)
         self._prefetch_factor = prefetch_factor
-        self._pool: ThreadPool | None = None
+        self._pool: Resizable | None = None
         self._ahead: Background[Any] | None = None
         self._logged: int | None = None
         self._advises = hooks and most > 1
@@ -183,7 +225,7 @@ class AutoWorkers:
         """Maximum number of waiting batches."""
         return self._prefetch_factor * self._setting.depth * self._setting.threads
 
-    def runs(self, pool: ThreadPool, ahead: Background[Any] | None) -> None:
+    def runs(self, pool: Resizable, ahead: Background[Any] | None) -> None:
         """Set the running pool and the background thread that makes batches, if there is one."""
         if ahead is not None and ahead is not self._ahead:
             ahead.resize(self.capacity)
@@ -224,9 +266,9 @@ class AutoWorkers:
         if self.threads != self._logged:
             self._logged = self.threads
             _logger.info(
-                "num_workers='auto': %d threads and %d batches ahead: %.3g samples a second; the loop waits for %d%% "
+                "num_workers='auto': %d %s and %d batches ahead: %.3g samples a second; the loop waits for %d%% "
                 "of its time",
-                *(self.threads, self.capacity, found.rate, round(100 * found.waited)),
+                *(self.threads, self._kind, self.capacity, found.rate, round(100 * found.waited)),
             )
         one_core = _ONE_CORE[0] < found.cores < _ONE_CORE[1]
         if one_core and self._advises and found.waited > 0.5:

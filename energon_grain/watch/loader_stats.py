@@ -18,6 +18,7 @@ import msgspec
 
 from energon_grain.errors import public
 from energon_grain.forms import Form
+from energon_grain.memory_budget.use import MemoryUse
 from energon_grain.storage.traffic import OTHER_FILES, Traffic
 from energon_grain.stream.clock import Kind, Place
 
@@ -160,6 +161,7 @@ class LoaderStats:
         by_worker: Work by worker.
         leaves: Samples read from each dataset, and their targets.
         storage: Requests to object stores and disks, of all loaders of this process together.
+        memory: Who holds the memory of this process tree, now; None: there is no memory budget.
     """
 
     setup: Setup
@@ -180,6 +182,7 @@ class LoaderStats:
     by_worker: tuple[WorkerTime, ...] = ()
     leaves: tuple[LeafCount, ...] = ()
     storage: Traffic
+    memory: MemoryUse | None = None
 
     def __getitem__(self, name: str) -> Any:
         if name not in _NAMES:
@@ -264,6 +267,9 @@ class LoaderStats:
                 found[f"cost_target/{leaf.name}"] = leaf.expected_cost / paid
         for leaf, reasons in self.dropped.items():
             found |= {f"dropped/{leaf}/{reason}": count for reason, count in reasons.items()}
+        if self.memory is not None:
+            found |= {f"memory/{each.name}": each.held_bytes for each in self.memory.holders}
+            found |= {"memory/used": self.memory.used_bytes, "memory/budget": self.memory.budget_bytes}
         return {prefix + name: float(number) for name, number in found.items()}
 
     def bound(self) -> Bound:

@@ -221,6 +221,22 @@ class Statistics(Observer):
             times = [time for (kind, _, place), time in self._times.items() if kind == "work" and place != "main"]
         return sum(time[0] for time in times) / 1e9, sum(time[1] for time in times) / 1e9
 
+    def one_at_a_time(self) -> tuple[str, float, float, float]:
+        """The hook on samples that takes longest, among hooks that run in one thread at a time.
+
+        Returns:
+            Its name, "" if there is none; its time and CPU time so far; and the time of all other work in threads, in
+            seconds.
+        """
+        with self.lock:
+            times = {each: (time[0] / 1e9, time[1] / 1e9) for each, time in self._times.items() if each[2] != "main"}
+        alone = {each: time for each, time in times.items() if each[2] == "one worker"}
+        if not alone:
+            return "", 0.0, 0.0, 0.0
+        longest = max(alone, key=lambda each: alone[each][0])
+        others_s = sum(wall_s for each, (wall_s, _) in times.items() if each != longest)
+        return longest[1], *alone[longest], others_s
+
     def _add_all(self, spans: Iterable[Span], weight: float = 1) -> None:
         """Add times, each with a weight."""
         with self.lock:

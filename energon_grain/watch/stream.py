@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakMethod
 
 from energon_grain.errors import public
+from energon_grain.memory_budget.budget import join_budget
+from energon_grain.memory_budget.need import require_memory
 from energon_grain.mixture_shares import expected_reads
 from energon_grain.sources.remote_runs import RemoteSource
+from energon_grain.sources.rows import SelectedSource
 from energon_grain.storage.cores import usable_cores
 from energon_grain.stream import stream
 from energon_grain.stream.background import Background
@@ -19,9 +24,10 @@ from energon_grain.stream.extensions import BLAME, COST_SHARES, extension
 from energon_grain.stream.observer import Observer
 from energon_grain.stream.passes import Share
 from energon_grain.stream.spec import StreamSpec
+from energon_grain.stream.steps import Step
 from energon_grain.stream.worker_config import WorkerConfig
-from energon_grain.stream.workers import MakePool, ThreadPool
-from energon_grain.watch.auto_workers import AutoWorkers
+from energon_grain.stream.workers import MakePool
+from energon_grain.watch.auto_workers import AutoWorkers, Resizable
 from energon_grain.watch.loader_stats import LoaderStats, Setup
 from energon_grain.watch.statistics import Statistics
 
@@ -30,6 +36,10 @@ _KNOWN_SECONDS = 0.5
 """Time that each worker must have worked before its use of cores is known."""
 _COMPUTES = 0.45
 """Share of the cores that computing hooks keep busy. On two cores, hooks that hold Python's lock use one."""
+_WAITS = 0.8
+"""Minimum share of its time that a hook waits. On a busy machine, hooks that compute wait for a core."""
+_WORTH_IT = 1.5
+"""Minimum gain of running hooks side by side that is logged."""
 
 
 @public
@@ -74,12 +84,15 @@ class Stream(stream.Stream):
             worker_type=str(config.worker_type),
             cores=usable_cores(),
             batch_size=1 if spec.batch is None else spec.batch.size,
-            in_store=any(isinstance(source, RemoteSource) and source.remote_files for source in sources),
+            in_store=any(
+                isinstance(source, SelectedSource | RemoteSource) and source.remote_files for source in sources
+            ),
         )
         self.statistics = Statistics(names, setup, partial(expected_reads, spec), extension(COST_SHARES)(spec))
         self._auto: AutoWorkers | None = None
         if config.num_workers == "auto":
-            self._auto = AutoWorkers(max(1, prefetch_factor), hooks=any(True for _ in spec.stage_hooks()))
+            hooks = any(True for _ in spec.stage_hooks())
+            self._auto = AutoWorkers(max(1, prefetch_factor), hooks=hooks, pool=config.workers)
         super().__init__(
             spec,
             config,
@@ -90,6 +103,8 @@ class Stream(stream.Stream):
             workers=None if self._auto is None else self._auto.threads,
             observers=(self.statistics, *observers),
         )
+        self._may_wait_in_turn = True
+        self._waited_s, self._began_s = 0.0, time.perf_counter()
         self._more_than_cores = self._auto is None and self.workers > usable_cores()
         self.statistics.stepped = WeakMethod(self._stepped)
 
@@ -106,7 +121,15 @@ class Stream(stream.Stream):
             self._report_next()
             self.turn.release()
         self._count()
-        return self.statistics.report(self.ready, self.workers, self._delivered_steps, self.outlet.ready)
+        found = self.statistics.report(self.ready, self.workers, self._delivered_steps, self.outlet.ready)
+        budget = join_budget()
+        return found if budget is None else replace(found, memory=budget.use())
+
+    def _start(self) -> Iterator[Step]:
+        budget = join_budget()
+        if budget is not None:
+            require_memory(budget, self.spec, self.workers, in_processes=self.config.worker_type == "process")
+        return super()._start()
 
     def blame(self, losses: Any, **options: Any) -> Any:
         """Rank samples by how much of the run's unusual losses they explain. See `history.blame.blame`."""
@@ -121,13 +144,34 @@ class Stream(stream.Stream):
     def _stepped(self, steps: int, samples: int, waited_s: float) -> None:
         """Handle delivered steps, with their samples and the time waited for them."""
         if self._auto is not None:
-            if isinstance(self._pool, ThreadPool):
+            if isinstance(self._pool, Resizable):
                 self._auto.runs(self._pool, self._steps if isinstance(self._steps, Background) else None)
                 self._auto.took(steps, samples, waited_s)
             else:
-                self._auto = None  # hooks may not run in threads
+                self._auto = None  # hooks may not run in threads, or the pool has one size
         if self._more_than_cores:
             self._warn_if_crowded()
+        if self._may_wait_in_turn and self.workers > 1:
+            self._waited_s += waited_s
+            self._warn_if_waiting_in_turn()
+
+    def _warn_if_waiting_in_turn(self) -> None:
+        """Log once that hooks wait one after the other, if the loop waits for them: with the expected gain."""
+        name, took_s, cpu_s, others_s = self.statistics.one_at_a_time()
+        elapsed_s = time.perf_counter() - self._began_s
+        if took_s < 2 * _KNOWN_SECONDS or cpu_s > (1 - _WAITS) * took_s or self._waited_s < elapsed_s / 2:
+            return
+        # Side by side, the threads share all of the work; the CPU time of this hook is limited by Python's lock.
+        gain = took_s / max((took_s + others_s) / self.workers, cpu_s)
+        if gain < _WORTH_IT:
+            return
+        self._may_wait_in_turn = False
+        _logger.warning(
+            "%s waits for %d%% of its time, and runs in one of %d threads at a time: side by side, they would deliver "
+            "about %.1f times as many samples. Set `thread_safe = True` on the task encoder if several threads may run "
+            "its hooks; otherwise use worker_type='process'",
+            *(name, round(100 * (1 - cpu_s / took_s)), self.workers, gain),
+        )
 
     def _warn_if_crowded(self) -> None:
         """Log once that there are more workers than cores, if hooks compute. Hooks that wait do need more workers."""

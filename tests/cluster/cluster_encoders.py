@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from energon_grain import SkipSample, TaskEncoder, current_draw
+from energon_grain import DefaultTaskEncoder, SampleDecoder, SkipSample, TaskEncoder, current_draw
 
 
 class Noisy(TaskEncoder):
@@ -57,3 +57,21 @@ class Gated(TaskEncoder):
         while self.gate.exists():
             time.sleep(0.01)
         return sample
+
+
+class Frames(DefaultTaskEncoder):
+    """Decodes the frames of videos, and returns them shuffled."""
+
+    decoder = SampleDecoder(image_decode="rgb8", av_decode="AVDecoder")
+
+    def encode_sample(self, sample: Any) -> Any:
+        frames = sample.video.get_video_clips([(0, 0.9)])[0][0]
+        return {"key": sample.__key__, "frames": np.asarray(frames)[self.rng.permutation(len(frames))]}
+
+
+class Sleepy(TaskEncoder):
+    """Waits as for a service."""
+
+    def encode_sample(self, sample: Any) -> Any:
+        time.sleep(0.005)
+        return {"key": sample.__key__}

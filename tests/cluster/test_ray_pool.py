@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import os
+import pickle
 import shutil
+import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -27,12 +35,16 @@ from energon_grain.testing import check_pool
 pytest.importorskip("ray")
 sys.path.insert(0, os.path.dirname(__file__))
 
-from cluster_encoders import Arrays, Gated, Noisy, Packing
+from cluster_encoders import Arrays, Gated, Noisy, Packing, Sleepy
+from patience import PATIENCE_S
 
 from energon_grain.cluster import RayPool, actor as actors
 from energon_grain.cluster.actor import Probe, StageActor
 from energon_grain.processes.worker import ResultFile
+from energon_grain.stream.clock import Span, Work
+from energon_grain.stream.observer import Observer
 from energon_grain.testing.hook_check import difference
+from energon_grain.watch import auto_workers
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +87,18 @@ def require_equal(found: Any, expected: Any, steps: int, each: Callable[[int], N
     assert found.cursor() == expected.cursor()
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def is_complete(pool: RayPool) -> bool:
+    """Whether it has started all its actors, and ended spare ones."""
+    return sorted(pool._actors) == list(range(pool.workers)) and pool.stats().ready == pool.workers
+
+
 @pytest.mark.parametrize("near", ["auto", "never"])
 def test_the_stream_is_that_of_one_thread(cluster: Any, texts: Path, near: Any) -> None:
     with RayPool(2, num_cpus=0.5, near=near) as pool, stream(texts, pool) as found, stream(texts) as expected:
@@ -104,16 +128,135 @@ def test_hosts_and_loaders_share_a_pool(pool: RayPool, texts: Path) -> None:
     assert pool.stats().ready == 2
 
 
+DRIVER = """
+import hashlib, json, pickle, sys
+import ray
+from cluster_encoders import Noisy
+from energon_grain import Stream, WorkerConfig, get_train_dataset
+from energon_grain.cluster import RayPool
+
+address, path = sys.argv[1:]
+ray.init(address, logging_level="error", log_to_driver=False)
+pool = RayPool(2, num_cpus=0.5, name="shared")
+config = WorkerConfig(0, 2, workers=pool, global_error_handler=lambda *_: None)
+stream = Stream.of(get_train_dataset(
+    path, batch_size=4, shuffle_buffer_size=8, max_samples_per_sequence=4, task_encoder=Noisy(), worker_config=config
+))
+for command in sys.stdin:
+    pool.wait(2)
+    found = [hashlib.sha256(pickle.dumps(list(next(stream).values()))).hexdigest() for _ in range(int(command))]
+    print(json.dumps([found, sorted(actor.host.pid for actor in pool._actors.values())]), flush=True)
+"""
+
+
+def test_programs_share_actors(cluster: Any, texts: Path, tmp_path: Path) -> None:
+    """Another program has started them: it keeps them when this pool is closed, and this one replaces them later."""
+
+    def pids(pool: RayPool) -> list[int]:
+        pool.wait(2)
+        return sorted(actor.host.pid for actor in pool._actors.values() if actor.host is not None)
+
+    def ask(steps: int) -> list[int]:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        driver.stdin.write(f"{steps}\n")
+        driver.stdin.flush()
+        digests, theirs = json.loads(driver.stdout.readline())
+        batches = [list(next(others).values()) for _ in range(steps)]
+        assert digests == [hashlib.sha256(pickle.dumps(batch)).hexdigest() for batch in batches]
+        return theirs
+
+    def shared() -> RayPool:
+        return RayPool(2, num_cpus=0.5, name="shared")
+
+    def on(pool: RayPool | None) -> Any:
+        return stream(texts, pool, rank=1, world=2)
+
+    (tmp_path / "driver.py").write_text(DRIVER)
+    address = cluster.get_runtime_context().gcs_address
+    command = [sys.executable, tmp_path / "driver.py", address, texts]
+    with (
+        stream(texts, rank=0, world=2) as others,
+        subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver,
+    ):
+        theirs = ask(5)
+        with shared() as pool, on(pool) as found, on(None) as expected:
+            assert pids(pool) == theirs
+            require_equal(found, expected, 10)
+        assert ask(10) == theirs
+        with shared() as pool, on(pool) as found, on(None) as expected:
+            assert pids(pool) == theirs
+            require_equal(found, expected, 5)
+            assert driver.stdin is not None
+            driver.stdin.close()
+            assert driver.wait(PATIENCE_S) == 0
+            wait_for(lambda: pool.stats().deaths == 2)
+            assert not set(pids(pool)) & set(theirs)
+            require_equal(found, expected, 20)
+
+
+def test_clocks_of_other_machines(cluster: Any, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of this process is ahead of those of the actors by an hour: no time is an hour."""
+    ours = SimpleNamespace(**{**vars(time), "perf_counter_ns": lambda: time.perf_counter_ns() + int(3600e9)})
+    monkeypatch.setattr("energon_grain.cluster.ray_pool.time", ours)
+    spans: list[Span] = []
+
+    class Seen(Observer):
+        timed = True
+
+        def spans(self, work: Work) -> None:
+            spans.extend(work.spans)
+
+    dataset = train_dataset(texts, batch_size=4, shuffle_buffer_size=8, max_samples_per_sequence=4)
+    with RayPool(1, num_cpus=0.5, near="never") as pool:
+        before_ns = ours.perf_counter_ns()
+        with Stream(dataset.compiled(), WorkerConfig(0, 1, workers=pool), observers=[Seen()]) as made:
+            next(made)
+        after_ns = ours.perf_counter_ns()
+    theirs = [span for span in spans if span.place == "workers"]
+    assert {"send"} < {span.name for span in theirs}
+    for span in theirs:
+        assert before_ns < span.begin_ns <= span.begin_ns + span.wall_ns < after_ns, span
+
+
 def test_killed_actors_cost_no_sample(cluster: Any, texts: Path) -> None:
     with RayPool(2, num_cpus=0.5, near="auto") as pool, stream(texts, pool) as found, stream(texts) as expected:
+        killed: list[Any] = []
 
         def kill(step: int) -> None:
             if step % 15 == 10:
-                pool.wait(2)
-                cluster.kill(pool.handles[step // 15 % 2], no_restart=True)
+                wait_for(lambda: pool.stats().deaths == len(killed) and is_complete(pool))
+                killed.append(pool.handles[step // 15 % 2])
+                cluster.kill(killed[-1], no_restart=True)
 
         require_equal(found, expected, 60, kill)
-        assert pool.stats().deaths >= 3  # the last one may not have been noticed
+        wait_for(lambda: pool.stats().deaths == len(killed) == 4)
+
+
+def test_deaths_are_noticed_without_chunks(cluster: Any) -> None:
+    with RayPool(2, num_cpus=0.5) as pool:
+        for deaths in (2, 4):
+            wait_for(lambda: is_complete(pool))
+            before = pool.handles
+            for handle in before:
+                cluster.kill(handle, no_restart=True)
+            wait_for(lambda deaths=deaths: pool.stats().deaths == deaths and is_complete(pool))
+            assert not set(before) & set(pool.handles)
+
+
+def test_too_many_deaths_end_the_iteration_until_asked_again(cluster: Any, texts: Path) -> None:
+    with RayPool(1, num_cpus=0.5, deaths=1) as pool, stream(texts, pool) as found, stream(texts) as expected:
+        require_equal(found, expected, 1)
+        for deaths in (1, 2):
+            pool.wait(1)
+            cluster.kill(pool.handles[0], no_restart=True)
+            wait_for(lambda deaths=deaths: pool.stats().deaths == deaths)
+        with pytest.raises(WorkerError, match=r"2 workers were lost within 600 s; the last one: Ray worker \d on node"):
+            for _ in range(1000):
+                next(found)
+        place = found.cursor()
+        expected.restore(place)
+        require_equal(found, expected, 10)
 
 
 def test_resized_while_it_runs(cluster: Any, texts: Path) -> None:
@@ -142,6 +285,61 @@ def test_a_late_chunk_goes_to_a_second_actor(cluster: Any, texts: Path, tmp_path
         with stream(texts, None, Gated(gate)) as expected:
             next(expected)
             require_equal(found, expected, 10)
+
+
+def test_the_number_of_actors_is_chosen(
+    cluster: Any, texts: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hooks that wait are faster with more actors, and one that is no longer used leaves."""
+    monkeypatch.setattr(auto_workers, "WINDOW_SECONDS", 0.3)
+    monkeypatch.setattr("energon_grain.cluster.ray_pool._UNUSED_SECONDS", 0.5)
+    caplog.set_level(logging.INFO, "energon_grain")
+    with RayPool(1, max_workers=3, num_cpus=0.2) as pool:
+
+        def loader(workers: Any, number: Any) -> Any:
+            config = WorkerConfig(0, 1, number, workers=workers)
+            return get_savable_loader(
+                train_dataset(
+                    texts,
+                    batch_size=4,
+                    shuffle_buffer_size=8,
+                    max_samples_per_sequence=4,
+                    task_encoder=Sleepy(),
+                    worker_config=config,
+                )
+            )
+
+        with loader(pool, "auto") as found, loader(None, 8) as expected:
+            until = time.monotonic() + PATIENCE_S
+            while pool.workers < 2:
+                assert time.monotonic() < until
+                for _ in range(20):
+                    assert next(found)["key"] == next(expected)["key"]
+            assert pool.workers <= 3
+            [lease] = pool._leases
+            lease.resize(1)
+            wait_for(lambda: pool.workers == 1)
+
+
+@pytest.mark.parametrize("near", ["auto", "never"])
+def test_an_actor_that_does_not_answer(cluster: Any, texts: Path, near: Any) -> None:
+    """Others get its chunks, long before Ray notices. Its late results reach no batch."""
+    with (
+        RayPool(2, num_cpus=0.5, near=near, hedge_s=1e6) as pool,
+        stream(texts, pool) as found,
+        stream(texts) as expected,
+    ):
+        pool.wait(2)
+        require_equal(found, expected, 3)
+        [first, _] = [actor.host.pid for actor in pool._actors.values() if actor.host is not None]
+        os.kill(first, signal.SIGSTOP)
+        try:
+            require_equal(found, expected, 60)
+            wait_for(lambda: pool.stats().hedged >= 1)
+        finally:
+            os.kill(first, signal.SIGCONT)
+        require_equal(found, expected, 60)
+        assert pool.stats().deaths == 0
 
 
 def test_the_kit_of_pools(pool: RayPool) -> None:
@@ -219,6 +417,7 @@ def test_an_actor_keeps_few_stages(stage: StageActor, monkeypatch: pytest.Monkey
 
 SCRIPT = """
 import sys
+import beside
 import ray
 from energon_grain import Stream, TaskEncoder, WorkerConfig, get_train_dataset
 from energon_grain.cluster import RayPool
@@ -230,7 +429,7 @@ class Mine:
 
 class Encoder(TaskEncoder):
     def encode_sample(self, sample):
-        return Mine(sample.text)
+        return Mine(beside.Theirs(sample.text))
     def batch(self, samples):
         return samples
 
@@ -241,12 +440,16 @@ dataset = get_train_dataset(
     worker_config=WorkerConfig(0, 1, workers=pool),
 )
 stream = Stream.of(dataset)
-assert [type(each) for each in next(stream)] == [Mine] * 4
+assert [(type(each), type(each.text)) for each in next(stream)] == [(Mine, beside.Theirs)] * 4
 print(*[actor.host.pid for actor in pool._actors.values()])
 """
 
 
-def test_classes_of_the_script_and_nothing_is_left(texts: Path, run_script: Callable[..., Any]) -> None:
+def test_classes_of_the_script_and_of_modules_beside_it_and_nothing_is_left(
+    texts: Path, tmp_path: Path, run_script: Callable[..., Any]
+) -> None:
+    (tmp_path / "beside.py").write_text("class Theirs(str): pass\n")
+    files = set(os.listdir("/dev/shm"))
     done = run_script(SCRIPT, texts)
     assert done.returncode == 0, done.stderr
     [actor] = map(int, done.stdout.split())
@@ -254,3 +457,13 @@ def test_classes_of_the_script_and_nothing_is_left(texts: Path, run_script: Call
     while psutil.pid_exists(actor):
         assert time.monotonic() < until
         time.sleep(0.2)
+    assert not {name for name in set(os.listdir("/dev/shm")) - files if "energon" in name}
+
+
+def test_threads_end_with_the_pool(cluster: Any, texts: Path) -> None:
+    before = set(threading.enumerate())
+    with RayPool(1, num_cpus=0.5) as pool, stream(texts, pool) as found:
+        next(found)
+    with RayPool(1, num_cpus=64):
+        pass
+    wait_for(lambda: not [each for each in threading.enumerate() if each not in before and "-ray" in each.name])

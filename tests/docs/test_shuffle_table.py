@@ -12,7 +12,8 @@ import pytest
 
 from energon_grain.formats.local_files import LocalFiles
 from energon_grain.samplers.leaf_order import LeafOrder, LeafTable, window_blocks
-from energon_grain.stream.chunks import CHUNK_BYTES, MAX_CHUNK
+from energon_grain.stream.chunks import MAX_CHUNK
+from energon_grain.stream.memory import CHUNK_BYTES
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "shuffle.md"
 SAMPLES, BATCH, STRETCH, SAMPLE_BYTES = 1_000_000, 64, 100, 2560

@@ -85,6 +85,28 @@ def test_packed_zigzag_is_that_of_transformer_engine() -> None:
     assert slice_indices(24, 1, 2, "zigzag", cu_seqlens[None]).tolist()[:4] == [2, 3, 4, 5]
 
 
+def test_padded_documents_are_cut_with_their_padding() -> None:
+    """The convention of Megatron-LM: indices follow `cu_seqlens_padded`, and both stay those of the whole sequence."""
+    bounds = {"cu_seqlens": np.array([0, 7, 12]), "cu_seqlens_padded": np.array([0, 8, 16])}
+    for rank, expected in enumerate([[0, 1, 6, 7, 8, 9, 14, 15], [2, 3, 4, 5, 10, 11, 12, 13]]):
+        part = SequenceSlice({"tokens": 0}, rank=rank, size=2).on(CONFIG)({"tokens": np.arange(16), **bounds})
+        assert part["tokens"].tolist() == expected
+        assert all(part[name] is value for name, value in bounds.items())
+
+
+@pytest.mark.parametrize("kind", ["zigzag", "contiguous"])
+def test_local_bounds_are_those_of_the_part(kind: Any) -> None:
+    """The convention of ring-flash-attention."""
+    batch = {"tokens": torch.arange(24), "cu_seqlens": torch.tensor([0, 8, 24], dtype=torch.int32)}
+    for rank in range(2):
+        part = SequenceSlice({"tokens": 0}, kind=kind, rank=rank, size=2, bounds="local").on(CONFIG)(batch)
+        assert part["cu_seqlens"].tolist() == [0, 4, 12]
+        assert part["cu_seqlens"].dtype == torch.int32
+        first, second = part["tokens"][:4], part["tokens"][4:]
+        assert int(first.max()) < 8 <= int(second.min())
+    assert batch["cu_seqlens"].tolist() == [0, 8, 24]
+
+
 class Named(NamedTuple):
     tokens: Any
     other: int
@@ -126,6 +148,7 @@ def test_bounds_that_do_not_fit_are_refused(bounds: Any) -> None:
     ("make", "message"),
     [
         (lambda: SequenceSlice({"a": 0}, kind="ring"), "kind='ring'"),  # pyright: ignore[reportArgumentType]
+        (lambda: SequenceSlice({"a": 0}, bounds="each"), "bounds='each'"),  # pyright: ignore[reportArgumentType]
         (lambda: SequenceSlice({"a": 0}, rank=2, size=2).on(CONFIG), "rank must be in"),
         (lambda: SequenceSlice({"a": 0}, dim="cp").on(CONFIG), "has not been used"),
         (lambda: SequenceSlice({"a": 0}, rank=0, size=2).on(CONFIG)({"b": 1}), "has no field 'a'"),

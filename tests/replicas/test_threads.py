@@ -66,8 +66,9 @@ def test_a_replica_has_the_state_of_the_batches_that_it_got(path: Path) -> None:
         assert (first.save_state_rank()["step"], second.save_state_rank()["step"]) == (2, 1)
 
 
-def test_changes_of_one_replica_do_not_reach_another(path: Path) -> None:
-    with in_threads(path, 2) as loaders:
+@pytest.mark.parametrize("nodes", ["", "ab"])
+def test_changes_of_one_replica_do_not_reach_another(path: Path, nodes: str) -> None:
+    with in_threads(path, 2, nodes=nodes) as loaders:
         (first, _), (second, _) = loaders
         batch = next(first)
         expected = batch["tokens"].copy()
@@ -78,9 +79,10 @@ def test_changes_of_one_replica_do_not_reach_another(path: Path) -> None:
         assert (batch["tokens"] == -1).all()
 
 
-def test_replicas_go_to_other_places_together(path: Path) -> None:
+@pytest.mark.parametrize("nodes", ["", "ab"])
+def test_replicas_go_to_other_places_together(path: Path, nodes: str) -> None:
     expected = alone(path, 60)
-    with in_threads(path, 2) as loaders:
+    with in_threads(path, 2, nodes=nodes) as loaders:
         each_step(loaders, 3)
         state = loaders[1][0].save_state_rank()
         each_step(loaders, 4)
@@ -97,7 +99,8 @@ def test_replicas_go_to_other_places_together(path: Path) -> None:
         assert loaders[1][0].which(3) == loaders[0][0].which(3)
 
 
-def test_replicas_begin_passes_together(path: Path) -> None:
+@pytest.mark.parametrize("nodes", ["", "ab"])
+def test_replicas_begin_passes_together(path: Path, nodes: str) -> None:
     def passes(loader: Any) -> list[list[Rows]]:
         return [[rows(batch) for batch in loader] for _ in range(3)]
 
@@ -105,7 +108,7 @@ def test_replicas_begin_passes_together(path: Path) -> None:
     config = WorkerConfig(rank=0, world_size=1)
     with get_savable_loader(dataset_of(path, config, **options)) as loader:
         expected = passes(loader)
-    with in_threads(path, 2, **options) as loaders:
+    with in_threads(path, 2, nodes=nodes, **options) as loaders:
         for number in range(3):
             found: list[list[Rows]] = [[], []]
             iterators = [iter(loader) for loader, _ in loaders]
@@ -115,8 +118,9 @@ def test_replicas_begin_passes_together(path: Path) -> None:
             assert found == [expected[number]] * 2
 
 
-def test_a_place_of_one_replica_only_is_an_error(path: Path) -> None:
-    with in_threads(path, 2) as loaders:
+@pytest.mark.parametrize("nodes", ["", "ab"])
+def test_a_place_of_one_replica_only_is_an_error(path: Path, nodes: str) -> None:
+    with in_threads(path, 2, nodes=nodes) as loaders:
         each_step(loaders, 1)
         (first, _), (second, _) = loaders
         first.stream.seek(20)
@@ -143,8 +147,9 @@ class Fails(Tokens):
         return batch
 
 
-def test_an_error_is_raised_on_all_replicas_and_the_next_call_continues(path: Path) -> None:
-    with in_threads(path, 2, num_workers=0, encoders=Fails) as loaders:
+@pytest.mark.parametrize("nodes", ["", "ab"])
+def test_an_error_is_raised_on_all_replicas_and_the_next_call_continues(path: Path, nodes: str) -> None:
+    with in_threads(path, 2, nodes=nodes, num_workers=0, encoders=Fails) as loaders:
         each_step(loaders, 2)
         loaders[0][1].failed = True
         errors = []
@@ -158,8 +163,41 @@ def test_an_error_is_raised_on_all_replicas_and_the_next_call_continues(path: Pa
         assert each_step(loaders, 2) == alone(path, 4)[2:]
 
 
-def test_a_replica_that_keeps_batches_gets_copies(path: Path) -> None:
-    with in_threads(path, 2) as loaders:
+class Large(Tokens):
+    """Arrays of 256 KB."""
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        made = super().encode_sample(sample)
+        return {**made, "tokens": np.tile(made["tokens"], 16)}
+
+
+def test_batches_of_worker_processes_are_handed_on_in_their_files(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise AssertionError("a batch was copied")
+
+    monkeypatch.setattr(leading, "write_parts", fails)
+    config = WorkerConfig(rank=0, world_size=1, num_workers=0)
+    with get_savable_loader(dataset_of(path, config, Large())) as loader:
+        expected = [rows(next(loader)) for _ in range(40)]
+    with in_threads(path, 3, encoders=Large, worker_type="process") as loaders:
+        kept: list[Any] = []
+        for step in range(40):
+            for number, (loader, _) in enumerate(loaders):
+                batch = next(loader)
+                assert rows(batch) == expected[step]
+                if number == step % 3 and step < 9:
+                    kept.append(batch)
+                else:
+                    batch["tokens"][:] = -1  # neither another replica nor a later batch of the file may see it
+        assert [rows(batch) for batch in kept] == expected[:9]
+        loaders[0][0].close()
+        assert [rows(batch) for batch in kept] == expected[:9]
+
+
+@pytest.mark.parametrize("nodes", ["", "ab"])
+def test_a_replica_that_keeps_batches_gets_copies(path: Path, nodes: str) -> None:
+    with in_threads(path, 2, nodes=nodes) as loaders:
         (first, _), (second, _) = loaders
         kept, found = [], []
         for _ in range(20):
@@ -186,9 +224,10 @@ def test_replicas_that_keep_all_files_get_the_next_batch(path: Path) -> None:
         assert rows(next(second)) == expected[3]
 
 
-def test_kept_batches_stay_valid_after_closing(path: Path) -> None:
+@pytest.mark.parametrize("nodes", ["", "ab"])
+def test_kept_batches_stay_valid_after_closing(path: Path, nodes: str) -> None:
     expected = alone(path, 30)
-    with in_threads(path, 2) as loaders:
+    with in_threads(path, 2, nodes=nodes) as loaders:
         (first, _), (second, _) = loaders
         next(first)
         kept = next(second)
@@ -225,8 +264,9 @@ def test_each_replica_gets_its_slice_of_sequences(path: Path) -> None:
             assert np.array_equal(np.concatenate(parts, 1), next(whole)["tokens"])
 
 
-def test_a_reader_that_is_collected_has_ended(path: Path) -> None:
-    with in_threads(path, 2) as loaders:
+@pytest.mark.parametrize("nodes", ["", "ab"])
+def test_a_reader_that_is_collected_has_ended(path: Path, nodes: str) -> None:
+    with in_threads(path, 2, nodes=nodes) as loaders:
         each_step(loaders, 2)
         del loaders[0]
         gc.collect()
@@ -240,8 +280,9 @@ def test_a_reader_that_is_collected_has_ended(path: Path) -> None:
         assert rows(next(second)) == alone(path, step + 1)[step]
 
 
-def test_closing_ends_a_replica_that_waits(path: Path) -> None:
-    with in_threads(path, 2, num_workers=0) as loaders, ThreadPoolExecutor(1) as thread:
+@pytest.mark.parametrize("nodes", ["", "ab"])
+def test_closing_ends_a_replica_that_waits(path: Path, nodes: str) -> None:
+    with in_threads(path, 2, nodes=nodes, num_workers=0) as loaders, ThreadPoolExecutor(1) as thread:
         second = loaders[1][0]
         waiting = thread.submit(next, second)  # the first does not read
         with pytest.raises(TimeoutError):

@@ -408,7 +408,7 @@ def test_a_hundred_killed_processes_leave_nothing_wrong_and_nobody_waiting(tmp_p
 FREEING = """
 import resource, sys
 import numpy as np
-from energon_grain.stream.memory import keep_freed_memory
+from energon_grain.memory_budget.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     keep_freed_memory()
     keep_freed_memory()

@@ -277,7 +277,7 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Another number of threads every few steps; gives the numbers that were used."""
     seen: set[int] = set()
 
-    def wander(most: int, first: int) -> Any:
+    def wander(most: int, first: int, most_waiting: int) -> Any:
         threads = first
         while True:
             seen.add(threads)

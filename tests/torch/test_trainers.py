@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import trainer_programs as programs
+from replica_loaders import Tokens, alone, of_torch, on_replicas, rows
 from torch_ranks import on_ranks
 
 from energon_grain.testing import make_classification_dataset
@@ -261,3 +262,47 @@ def test_a_dataset_for_some_ranks_may_train_on_more() -> None:
     check_ranks(WorkerConfig(rank=1, world_size=2), 8, "")
     with pytest.raises(ConfigError, match="made for 1 rank and 8 processes train"):
         check_ranks(WorkerConfig(rank=0, world_size=1), 8, "")
+
+
+def test_lightning_reads_once_for_replicas(data: Path) -> None:
+    from energon_grain_torch.trainers.lightning import EnergonDataModule
+
+    def opened(config: WorkerConfig, encoder: Tokens, processes: int) -> Any:
+        module: Any = EnergonDataModule(train=lambda: of_torch(data, config, encoder))
+        sizes = {"num_replicas": processes}
+        module.trainer = SimpleNamespace(strategy=SimpleNamespace(distributed_sampler_kwargs=sizes))
+        return module.train_dataloader()
+
+    def read(config: WorkerConfig, encoder: Tokens) -> Any:
+        with opened(config, encoder, 1) as loader:
+            return [rows(next(loader)) for _ in range(4)]
+
+    assert on_replicas(read, WorkerConfig) == ([alone(data, 4)] * 2, 1)
+
+    def refused(config: WorkerConfig, encoder: Tokens) -> None:
+        with pytest.raises(ConfigError, match="2 processes train with data parallelism"):
+            opened(config, encoder, 2)
+
+    on_replicas(refused, WorkerConfig)
+
+
+def test_hugging_face_reads_once_for_replicas(data: Path) -> None:
+    from energon_grain_torch.trainers.hf import EnergonTrainer
+
+    def opened(config: WorkerConfig, encoder: Tokens, parallelism: Any) -> Any:
+        trainer: Any = object.__new__(EnergonTrainer)  # a whole one needs a model with tensor parallelism
+        trainer.accelerator = SimpleNamespace(parallelism_config=parallelism)
+        trainer.args = SimpleNamespace(world_size=2)
+        return trainer._open(of_torch(data, config, encoder))
+
+    def read(config: WorkerConfig, encoder: Tokens) -> Any:
+        with opened(config, encoder, SimpleNamespace(data_parallel_size=1)) as loader:
+            return [rows(next(loader)) for _ in range(4)]
+
+    assert on_replicas(read, WorkerConfig) == ([alone(data, 4)] * 2, 1)
+
+    def refused(config: WorkerConfig, encoder: Tokens) -> None:
+        with pytest.raises(ConfigError, match="2 processes train with data parallelism"):
+            opened(config, encoder, None)
+
+    on_replicas(refused, WorkerConfig)

@@ -8,7 +8,7 @@ from typing import Any
 
 from energon_grain.errors import public
 from energon_grain_torch.loader import SavableDataLoader, get_savable_loader
-from energon_grain_torch.trainers.checks import check_ranks, trainer_packages
+from energon_grain_torch.trainers.checks import checked, data_parallel_size, trainer_packages
 
 with trainer_packages("accelerate", accelerate="accelerate>=1.10"):
     from accelerate import Accelerator
@@ -67,17 +67,21 @@ def prepare(accelerator: Accelerator, dataset: Any, **options: Any) -> Accelerat
     dataset, and in the same order before saving and loading. `accelerator.prepare` takes model and optimizer as usual,
     and must not get the dataset: it would split between the ranks batches that are already split.
 
+    With a `ParallelismConfig`, `WorkerConfig.of_mesh(accelerator.torch_device_mesh, data=…)` makes ranks that need the
+    same batches read once; `data` names the dimensions `dp_replicate` and `dp_shard` of the mesh.
+
     Args:
         accelerator: The accelerator of the program.
         dataset: A dataset of `get_train_dataset`, made after the accelerator.
         **options: Arguments of `get_savable_loader`.
 
     Raises:
-        ConfigError: The dataset is made for one rank, and the accelerator has several processes.
+        ConfigError: The dataset is made for one rank, and the accelerator has several processes; or it has replicas
+            that train with data parallelism.
     """
     loader = get_savable_loader(dataset, **options)
-    if getattr(accelerator, "parallelism_config", None) is None:
-        check_ranks(loader.stream.config, accelerator.num_processes, _ADVICE)
+    config, parallelism = loader.stream.config, getattr(accelerator, "parallelism_config", None)
+    checked(loader, data_parallel_size(parallelism, accelerator.num_processes, config), _ADVICE)
     prepared = AcceleratedLoader(accelerator, loader)
     accelerator.register_for_checkpointing(prepared)
     return prepared

@@ -16,7 +16,13 @@ from energon_grain.datasets.dataset import SavableDataset
 from energon_grain.errors import ConfigError, StateError, public
 from energon_grain.stream.passes import PassPlan
 from energon_grain_torch.loader import SavableDataLoader, get_savable_loader
-from energon_grain_torch.trainers.checks import check_ranks, trainer_packages
+from energon_grain_torch.trainers.checks import (
+    checked,
+    data_parallel_size,
+    data_ranks_of_all,
+    rows_of_ranks,
+    trainer_packages,
+)
 
 with trainer_packages("hf", transformers="transformers>=5", accelerate="accelerate>=1.10"):
     from accelerate.utils import recursively_apply
@@ -186,26 +192,29 @@ class EnergonTrainer(Trainer):
         plan = PassPlan.of(dataset.compiled(), config.world_size)
         samples = steps * plan.global_batch if plan.length is None else plan.length
         valid = samples - (steps - 1) * plan.global_batch
+        ranks = data_ranks_of_all(config)
+
+        def gather_once(values: Any) -> Any:
+            return recursively_apply(lambda rows: rows_of_ranks(rows, ranks), self.accelerator.gather(values))
 
         def gather_last(values: Any) -> Any:
-            return recursively_apply(
-                lambda rows: _valid_rows(rows, valid, config.world_size), self.accelerator.gather(values)
-            )
+            return recursively_apply(lambda rows: _valid_rows(rows, valid, config.world_size), gather_once(values))
 
         def batches() -> Iterator[Any]:
             with self._open(dataset) as loader:
                 for number, batch in enumerate(loader, 1):
-                    if number == steps and config.world_size == self.args.world_size:
+                    if number == steps and (ranks or config.world_size == self.args.world_size):
                         self.gather_function = gather_last  # `Trainer` resets it after each evaluation
+                    elif ranks:
+                        self.gather_function = gather_once
                     yield self._inputs(batch)
 
         return _PassLoader(batches, steps, samples)
 
     def _open(self, dataset: Any) -> SavableDataLoader[Any]:
         loader = self.make_energon_loader(dataset)
-        if getattr(self.accelerator, "parallelism_config", None) is None:
-            check_ranks(loader.stream.config, self.args.world_size, _ADVICE)
-        return loader
+        config, parallelism = loader.stream.config, getattr(self.accelerator, "parallelism_config", None)
+        return checked(loader, data_parallel_size(parallelism, self.args.world_size, config), _ADVICE)
 
     def _global_batch(self, loader: SavableDataLoader[Any]) -> int:
         return (loader.batch_size or 1) * loader.stream.config.world_size

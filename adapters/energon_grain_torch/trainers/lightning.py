@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from energon_grain.errors import ConfigError, public
 from energon_grain_torch.loader import SavableDataLoader, get_savable_loader
-from energon_grain_torch.trainers.checks import check_ranks, trainer_packages
+from energon_grain_torch.trainers.checks import checked, trainer_packages
 
 MakeDataset = Callable[[], Any]
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
@@ -114,5 +114,4 @@ class EnergonDataModule(LightningDataModule):
         loader = get_savable_loader(dataset, **self._options)
         strategy: Any = getattr(self.trainer, "strategy", None)
         processes = getattr(strategy, "distributed_sampler_kwargs", None) or {}
-        check_ranks(loader.stream.config, processes.get("num_replicas", 1), _ADVICE)
-        return loader
+        return checked(loader, processes.get("num_replicas", 1), _ADVICE)

@@ -185,7 +185,7 @@ def read_jsonl_index(path: str | os.PathLike[str], *, of: str | None = None) -> 
         if size_bytes < 16 or size_bytes % 8:
             defect = f"expected two or more 8-byte offsets, found {size_bytes} bytes"
         else:
-            starts = np.ndarray((size_bytes // 8,), "<i8", buffer=read_or_map(file, size_bytes))
+            starts = np.ndarray((size_bytes // 8,), "<i8", buffer=read_or_map(file.fileno(), size_bytes))
             if int(starts[0]) == 0:
                 return starts
             defect = f"its first offset is {int(starts[0])}, not 0"

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import mmap
 import os
 import struct
 from collections.abc import Generator, Iterator, Sequence
@@ -34,6 +33,7 @@ import xxhash
 from energon_grain.errors import StaleIndexError
 from energon_grain.formats.data_files import Version, find_files, nothing_found, version_of
 from energon_grain.formats.local_files import LocalFiles
+from energon_grain.formats.mapped_files import map_file
 from energon_grain.forms import Form
 from energon_grain.kinds.tables.files import Record, TableFiles
 from energon_grain.kinds.tables.saved_datasets import STATE_JSON, files_of_saved, refuse_splits
@@ -176,7 +176,7 @@ class ArrowFiles(TableFiles):
             path = self.paths[file]
             if file not in self._maps:
                 with open(path, "rb") as opened:
-                    self._maps[file] = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+                    self._maps[file] = memoryview(map_file(opened.fileno()))
             if version_of(path) != self._versions[file]:  # a mapping changes with the file
                 raise StaleIndexError(f"{path}: changed after it was opened; restart")
             return [self._maps[file][start : start + size] for start, size in places]

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from energon_grain.errors import ConfigError, DuplicateKeyError, FormatError, KeyNotFoundError
 from energon_grain.formats.columns import KeptColumns, Measured
+from energon_grain.formats.mapped_files import map_file
 from energon_grain.kinds.tables.arrow_columns import Take, column_kinds, nothing, plain_numbers, validity_of, with_nan
 from energon_grain.kinds.tables.files import TableFiles, is_memory_short, named_error
 from energon_grain.samples.sample import BASE_FIELDS, SourceInfo
@@ -40,6 +41,7 @@ from energon_grain.sources.rows import Blocks, Rows
 from energon_grain.sources.source import PartFilter, PartValue, RawBatch, SampleLocation, accepts
 from energon_grain.storage.remote import RemoteFiles
 from energon_grain.storage.settings import storage_settings
+from energon_grain.stream.memory import holders
 from energon_grain.words import counted
 
 Int64Array = npt.NDArray[np.int64]
@@ -98,6 +100,10 @@ class _GroupCache:
         before = self.groups.pop(key, None)  # decoded again during the move
         self.groups[key] = group
         self.size_bytes += group.size_bytes - (before.size_bytes if before is not None else 0)
+        return self.shrink(limit_bytes)
+
+    def shrink(self, limit_bytes: int) -> list[tuple[tuple[object, int], _Group]]:
+        """Evict row groups until the others fit, or one is left; return them."""
         leaving: list[tuple[tuple[object, int], _Group]] = []
         while self.size_bytes > limit_bytes and len(self.groups) > 1:
             leaving.append(self.groups.popitem(last=False))
@@ -110,7 +116,7 @@ class _GroupCache:
 
 
 class DecodedGroups:
-    """A cache of the row groups decoded last: in memory, then in mapped files. Thread-safe.
+    """A cache of the row groups decoded last: in memory, then in mapped files. Thread-safe. A memory holder.
 
     Args:
         limit_bytes: Limit in memory; at least one row group.
@@ -119,10 +125,28 @@ class DecodedGroups:
         decoded: Total number of decoded row groups.
     """
 
+    holder = "caches"
+
     def __init__(self, limit_bytes: int, folder: str) -> None:
         self.limit_bytes, self._folder = limit_bytes, folder
+        self._most_bytes = limit_bytes
         self.decoded = 0
         self.renew()
+        holders.add(self)
+
+    def held_bytes(self) -> int:
+        """Decoded data in memory."""
+        return self._memory.size_bytes
+
+    def allow(self, size_bytes: int) -> None:
+        """Hold at most this much in memory from now on, and at least one row group."""
+        self.limit_bytes = min(self._most_bytes, size_bytes)
+        if self._memory.size_bytes <= self.limit_bytes:
+            return
+        with self._lock:
+            leaving = self._memory.shrink(self.limit_bytes)
+        for key, group in leaving:
+            self._move_to_disk(key, group)
 
     def renew(self) -> None:
         """Clear the cache: in a forked child, the threads that were decoding do not exist."""
@@ -184,7 +208,8 @@ class DecodedGroups:
                 schema = group.table.schema
                 with os.fdopen(descriptor, "wb") as file, pyarrow.ipc.new_file(file, schema, options=options) as writer:
                     writer.write_table(group.table)
-                table = pyarrow.ipc.open_file(pyarrow.memory_map(name)).read_all()
+                with open(name, "rb") as written:
+                    table = pyarrow.ipc.open_file(pyarrow.py_buffer(map_file(written.fileno()))).read_all()
             finally:
                 os.unlink(name)
             with self._lock:

@@ -10,6 +10,7 @@ are not read.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -29,6 +30,7 @@ from energon_grain.errors import (
 )
 from energon_grain.formats.index_pages import IndexPages
 from energon_grain.formats.local_files import LocalFiles
+from energon_grain.formats.mapped_files import add_mapped
 from energon_grain.formats.one_file import OneFile
 from energon_grain.samplers.hashing import fold
 from energon_grain.sources.source import PartFilter, PartValue, accepts
@@ -102,6 +104,8 @@ class TokenRows(OneFile):
                 f"{self._stem}.idx: {size:,} bytes cannot be memory-mapped ({error.strerror}); the address space limit "
                 "of this process is too small (`ulimit -v`), or the file is not an index"
             ) from error
+        if isinstance(data.base, mmap.mmap):
+            add_mapped(data.base)
         head = data[:_HEAD_BYTES].tobytes()
         if len(head) < _HEAD_BYTES or not head.startswith(_MAGIC):
             raise FormatError(f"{self._stem}.idx: is no Megatron-LM index of version 1; it begins with {head[:17]!r}")

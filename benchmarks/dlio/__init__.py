@@ -1,0 +1,1 @@
+"""DLIO (MLPerf Storage) with energon-grain's loader, see README.md."""

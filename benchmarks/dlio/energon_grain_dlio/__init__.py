@@ -1,0 +1,1 @@
+"""energon-grain as a data loader of dlio_benchmark: `loader.EnergonGrainDataLoader`."""

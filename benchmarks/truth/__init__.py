@@ -1,0 +1,1 @@
+"""LoaderTruth: measures what data loaders promise (see docs/loader-truth.md)."""

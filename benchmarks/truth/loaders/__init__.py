@@ -1,0 +1,1 @@
+"""One adapter per loader. They run in the interpreters of their loaders (README.md)."""

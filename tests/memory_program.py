@@ -1,0 +1,106 @@
+"""A program that reads with a memory budget. Prints its batches, and the memory of its processes, as JSON.
+
+The memory is measured from outside: `main` starts the program and samples the PSS of its process tree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from energon_grain import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
+from energon_grain.errors import ConfigError
+from energon_grain.memory_budget.settings import ENVIRONMENT
+
+PAUSE_S, LONGEST_S = 1.0, 60.0
+"""Time for the look-ahead to fill, with a budget, and at most without."""
+FULL = 4
+"""Batches of a full queue of two workers."""
+
+
+class Large(TaskEncoder):
+    """Makes samples that are much larger than what is read."""
+
+    decoder = None
+
+    def encode_sample(self, sample: Any) -> Any:
+        size = int(os.environ.get("SAMPLE_BYTES", "1000000"))
+        return {"key": sample.__key__, "data": np.full(size, len(sample.__key__), np.uint8)}
+
+
+def read(path: str, workers: int, worker_type: Any, steps: int, memory: str | None) -> dict[str, Any]:
+    dataset = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers, worker_type=worker_type),
+        batch_size=32,
+        shuffle_buffer_size=100,
+        max_samples_per_sequence=10,
+        task_encoder=Large(),
+    )
+    digest = hashlib.blake2b()
+    options: dict[str, Any] = {} if memory is None else {"memory": memory}
+    try:
+        with get_savable_loader(dataset, **options) as loader:
+            for step in range(steps):
+                digest.update("".join(next(loader)["key"]).encode())
+                if step == 0:
+                    limited = memory is not None or ENVIRONMENT in os.environ
+                    until = time.monotonic() + (PAUSE_S if limited else LONGEST_S)
+                    while loader.stats().queued < FULL and time.monotonic() < until:
+                        time.sleep(0.05)
+            used = loader.stats().memory
+    except ConfigError as error:
+        return {"error": str(error)}
+    return {
+        "digest": digest.hexdigest(),
+        "minimum": used and used.minimum_bytes,
+        "budget": used and used.budget_bytes,
+        "processes": used and used.processes,
+        "held": used and {each.name: each.held_bytes for each in used.holders},
+        "used": used and used.used_bytes,
+    }
+
+
+def tree_bytes(process: psutil.Process) -> int:
+    """Sum of the PSS of a process and all below it."""
+    total = 0
+    try:
+        for each in [process, *process.children(recursive=True)]:
+            try:
+                total += each.memory_full_info().pss
+            except psutil.Error:
+                continue
+    except psutil.Error:
+        return 0
+    return total
+
+
+def run(path: Path, *arguments: object, before: Any = None, **environment: str) -> tuple[dict[str, Any], int]:
+    """The output of the program, and the largest PSS of its process tree in bytes."""
+    program = [sys.executable, __file__, str(path), *map(str, arguments)]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}, preexec_fn=before
+    ) as started:
+        process, most = psutil.Process(started.pid), 0
+        while started.poll() is None:
+            most = max(most, tree_bytes(process))
+            time.sleep(0.05)
+        assert started.stdout is not None
+        text = started.stdout.read()
+    assert started.returncode == 0, started.returncode
+    return json.loads(text), most
+
+
+if __name__ == "__main__":
+    folder, workers, worker_type, steps, memory = sys.argv[1:]
+    found = read(folder, int(workers), worker_type, int(steps), None if memory == "none" else memory)
+    print(json.dumps(found))
