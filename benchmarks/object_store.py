@@ -26,7 +26,7 @@ from benchmarks.resources import claim_memory
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from object_server import REGION, ObjectServer, running_object_server
+from object_server import REGION, Fault, ObjectServer, running_object_server
 
 BUCKET = "bench"
 _PORT = "ENERGON_BENCH_S3_PORT"
@@ -74,12 +74,12 @@ def _msc(server: ObjectServer) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def own_cache(cache_mb: float | None) -> Iterator[None]:
+def own_cache(cache_mb: float | None, **more: Any) -> Iterator[None]:
     """An empty block cache for energon-grain; None: of the default size, 0: none."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:  # requests may be in flight
         settings = Path(temporary) / "storage.yaml"
         size = {} if cache_mb is None else {"cache_bytes": int(cache_mb * 1e6)}
-        settings.write_text(json.dumps({"cache_dir": f"{temporary}/objects", **size}))
+        settings.write_text(json.dumps({"cache_dir": f"{temporary}/objects", **size, **more}))
         os.environ["ENERGON_GRAIN_STORAGE"] = str(settings)
         yield
 
@@ -134,6 +134,43 @@ def passes(
         server.reset()
         begin = time.perf_counter()
         return _rate(module, batches, begin, begin + limit_s, count * samples)
+
+
+def short_run(programs: str, url: str, program: str, batches: int, cache_mb: float, workers: int = 0) -> dict[str, Any]:
+    """Measure how many bytes a run of some batches asks for, in relation to those that it delivers."""
+    module = importlib.import_module(programs)
+    server = server_here()
+    with own_cache(cache_mb):
+        begin_measurement(server)
+        begin, payload = time.perf_counter(), 0
+        for batch in islice(iter(module.build_loader(url, program, workers)), batches):
+            payload += module.weigh(batch)[1]
+        elapsed = time.perf_counter() - begin
+        requests = server.requests(".tar")
+        asked = sum(request.sent_bytes for request in requests)
+    return {"requests": len(requests), "run_s": elapsed, "times_needed": asked / payload}
+
+
+def swallowed(
+    programs: str, url: str, program: str, batches: int, every: int, cache_mb: float = 0, workers: int = 0
+) -> dict[str, Any]:
+    """Measure the time for some batches from a store that never answers one in `every` requests.
+
+    Nothing is prefetched, so that each lost request delays its batch; 0: it answers all.
+    """
+    module = importlib.import_module(programs)
+    server = server_here()
+    with own_cache(cache_mb, ahead_bytes=0):
+        begin_measurement(server)
+        if every:
+            server.inject(Fault("stall", times=None, match=".tar", every=every))
+        begin = time.perf_counter()
+        for batch in islice(iter(module.build_loader(url, program, workers)), batches):
+            module.weigh(batch)
+        elapsed = time.perf_counter() - begin
+        requests = len(server.requests(".tar"))
+        server.reset()
+    return {"requests": requests, "run_s": elapsed}
 
 
 def _rate(
@@ -218,4 +255,11 @@ def http_loop(folder: str, samples: int, in_flight: int, step: int = 4 << 20) ->
 
 
 if __name__ == "__main__":
-    serve(first_pass=first_pass, passes=passes, kvstore=kvstore, http_loop=http_loop)
+    serve(
+        first_pass=first_pass,
+        passes=passes,
+        short_run=short_run,
+        swallowed=swallowed,
+        kvstore=kvstore,
+        http_loop=http_loop,
+    )

@@ -125,6 +125,8 @@ _METRICS = {
     "requests": "requests",
     "fetched_mb": "fetched, MB",
     "times_data": "fetched / data",
+    "times_needed": "fetched / delivered",
+    "run_s": "run, s",
     "ahead_mb": "fetched and not used, MB",
     "us_per_sample": "µs per sample",
     "decoded": "decoded",

@@ -672,7 +672,8 @@ def _bucket(programs: _Programs) -> Iterator[Row]:
 
     def ours(name: str = "ours", call: str = "first_pass", **more: Any) -> Contender:
         arguments = {"programs": "benchmarks.ours", "url": f"s3://{BUCKET}/{data}", "program": "crude-blob", **more}
-        return Contender(name=name, module="object_store", call=call, arguments={"samples": samples, **arguments})
+        given = {name: value for name, value in {"samples": samples, **arguments}.items() if value is not None}
+        return Contender(name=name, module="object_store", call=call, arguments=given)
 
     def energon(**more: Any) -> Contender:
         arguments = {"programs": "benchmarks.peers.energon", "url": f"msc://{BUCKET}/{data}", "program": "crude-blob"}
@@ -731,6 +732,30 @@ def _bucket(programs: _Programs) -> Iterator[Row]:
         {"ours, local files": 0.9},
         metrics=(_RATE, "requests", "fetched_mb"),
         served=data,
+    )
+    short: dict[str, Any] = {"call": "short_run", "batches": 20, "samples": None}
+    yield Row(
+        name="bucket-short",
+        title="the same, 20 batches of 32: bytes that the store sent over bytes delivered",
+        data_sets=(data,),
+        served=data,
+        metrics=("times_needed", "requests", "run_s"),
+        contenders=(
+            ours(cache_mb=0, **short),
+            ours("ours, cache of a tenth of the data", cache_mb=80, **short),
+            ours("ours, cache for all", cache_mb=2_000, **short),
+        ),
+        targets=(_at_most("times_needed", 1.3), _at_most("run_s", 1.2, "ours, cache of a tenth of the data")),
+    )
+    lost: dict[str, Any] = {"call": "swallowed", "batches": 50, "samples": None}
+    yield Row(
+        name="bucket-swallowed",
+        title="the same without prefetch, 50 batches of 32, from a store that never answers one request in 40",
+        data_sets=(data,),
+        served=data,
+        metrics=("run_s", "requests"),
+        contenders=(ours(every=40, **lost), ours("ours, all requests answered", every=0, **lost)),
+        targets=(_at_most("run_s", 15.0),),
     )
     cases = [(order, hosts, 1_000) for order in _ORDERS for hosts in (1, 2, 8)]
     yield Row(

@@ -150,11 +150,11 @@ class RemoteFiles(ByteStore, Protocol):
         ...
 
     def is_prefetched(self, path: str, start: int, stop: int) -> bool:
-        """Whether bytes [start, stop) are known to be cached, so that `prefetch` has nothing to do."""
+        """Whether bytes [start, stop) are known to be there, so that `prefetch` has nothing to do."""
         ...
 
-    def prefetch(self, path: str, start: int, stop: int) -> bool:
-        """Prefetch bytes [start, stop). Returns whether they are cached. Raises ReadError."""
+    def prefetch(self, path: str, start: int, stop: int, *, in_process: bool = True) -> bool:
+        """Prefetch bytes [start, stop), `in_process`: also into memory; returns if they are there. Raises ReadError."""
         ...
 
 

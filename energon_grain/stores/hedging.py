@@ -12,7 +12,7 @@ from collections import deque
 UNKNOWN_SECONDS = 2.0
 """Time after which a request is sent again while the usual latency is unknown."""
 _USUAL_TIMES = 3.0
-_LEAST_SECONDS = 0.1
+_LEAST_SECONDS = 0.2
 """Shorter delays are usual on a busy machine, and waiting this long costs little."""
 _USUAL_SHARE = 0.9
 """The usual latency is exceeded by one request in ten."""

@@ -2,7 +2,9 @@
 """Prefetch the bytes of upcoming samples from object stores, in parallel requests of megabytes.
 
 A chunk of samples needs small pieces from dozens of places. But positions are known long in advance: together, those of
-some hundred megabytes form long runs of bytes. These are fetched while earlier ones are read.
+some hundred megabytes form long runs of bytes. These are fetched while earlier ones are read. If fewer samples form
+ranges of useful size, a step has only an eighth of what was fetched before, so that a short run fetches little that it
+does not use.
 """
 
 from __future__ import annotations
@@ -30,8 +32,36 @@ _Range = tuple[RemoteFiles, str, int, int]  # path, first byte, one past the las
 _POLL_SECONDS = 0.2
 _MAX_GAP_FACTOR = 1.5
 """Maximum factor by which gaps between samples may enlarge a step."""
+_FIRST_STEP_BYTES = 8 << 20
+_STEP_SHARE = 8
+"""A short step has one in this many of the bytes that were fetched before. Two steps are fetched and not yet used."""
+_TRIAL_BYTES = 96 << 20
+_TRIAL_RANGE_BYTES = 64 << 10
+_LEAST_RANGE_BYTES = 1 << 20
+"""Minimum mean size of the ranges of a short step, at first and later. With dozens of requests under way, the latency
+of one equals about 100 KiB, so the first bytes may take twice the time. Later ones take hardly more."""
 _FEW_DRAWS = 16
 _UNCUT_DRAWS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """Draws and their bytes.
+
+    Attributes:
+        ranges: The ranges to fetch.
+        place: (n,) the draw of each piece of a sample.
+        span: (n,) its range.
+    """
+
+    draws: Draws
+    ranges: list[_Range]
+    place: Int64Array
+    span: Int64Array
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(stop - start for *_, start, stop in self.ranges)
 
 
 class LookAhead:
@@ -50,14 +80,17 @@ class LookAhead:
         for leaf, source in enumerate(sources):
             if not isinstance(source, SelectedSource | RemoteSource):
                 continue
-            kept = [files.ahead_bytes for files in source.remote_files if in_process or files.caches_on_disk]
+            kept = [files for files in source.remote_files if in_process or files.caches_on_disk]
             if kept:
                 self._sources[leaf] = source
-                limits += kept
+                limits += [files.settings.ahead_bytes if in_process else files.ahead_bytes for files in kept]
         self._in_process = in_process
-        self.step_bytes = min(limits, default=0) // 2
+        self._most_bytes = self.step_bytes = min(limits, default=0) // 2
         if self.step_bytes == 0:
             self._sources = {}
+        self._fetched_bytes = 0
+        self._check_at_bytes = 0
+        self._is_short = False
         self._threads: ThreadPoolExecutor | None = None
         self._not_cached = False
         self._cancellation = Cancellation()
@@ -69,16 +102,12 @@ class LookAhead:
 
     def fetch(self, draws: Draws) -> Prefetched:
         """Start to prefetch the bytes of draws, or of the first of them if all with their gaps are too much."""
-        draws = draws[: _well_cut(draws)]
-        ranges, (place, span) = self._ranges(draws)
-        while (
-            len(draws) > _FEW_DRAWS
-            and (size_bytes := sum(stop - start for *_, start, stop in ranges)) > _MAX_GAP_FACTOR * self.step_bytes
-        ):
-            draws = draws[: max(_FEW_DRAWS, len(draws) * self.step_bytes // size_bytes)]
-            ranges, (place, span) = self._ranges(draws)
+        step = self._step(draws)
+        draws, ranges = step.draws, step.ranges
+        self._fetched_bytes += step.size_bytes
+        self.step_bytes = min(self._most_bytes, 2 * self._short_bytes) if self._is_short else self._most_bytes
         wanted = np.full(len(ranges), len(draws), np.int64)
-        np.minimum.at(wanted, span, place)
+        np.minimum.at(wanted, step.span, step.place)
         rank = np.full(len(ranges), -1, np.int64)
         futures: list[Future[None]] = []
         for number in np.argsort(wanted, kind="stable").tolist():
@@ -88,10 +117,36 @@ class LookAhead:
                 futures.append(self._submit(files, path, start, stop))
         needed = np.zeros(len(draws), np.int64)
         if futures:
-            np.maximum.at(needed, place, rank[span] + 1)
+            np.maximum.at(needed, step.place, rank[step.span] + 1)
         return Prefetched(self, futures, np.maximum.accumulate(needed))
 
-    def _ranges(self, draws: Draws) -> tuple[list[_Range], tuple[Int64Array, Int64Array]]:
+    @property
+    def _short_bytes(self) -> int:
+        return min(self._most_bytes, max(_FIRST_STEP_BYTES, self._fetched_bytes // _STEP_SHARE))
+
+    def _step(self, draws: Draws) -> _Step:
+        """The next step: a short one, unless its requests would be small, which is checked from time to time."""
+        trial = self._fetched_bytes < _TRIAL_BYTES
+        if self._is_short or self._fetched_bytes >= self._check_at_bytes:
+            step = self._step_of(draws, self._short_bytes)
+            self._check_at_bytes = 2 * self._fetched_bytes
+            least_bytes = _TRIAL_RANGE_BYTES if trial else _LEAST_RANGE_BYTES
+            self._is_short = step.size_bytes >= least_bytes * len(step.ranges)
+            if self._is_short or len(step.draws) == len(draws):
+                return step
+        return self._step_of(draws, self._most_bytes)
+
+    def _step_of(self, draws: Draws, most_bytes: int) -> _Step:
+        """The first draws whose ranges have about this many bytes."""
+        draws = draws[: _well_cut(draws)]
+        step = _Step(draws, *self._ranges(draws))
+        while len(draws) > _FEW_DRAWS and step.size_bytes > _MAX_GAP_FACTOR * most_bytes:
+            draws = draws[: max(_FEW_DRAWS, len(draws) * most_bytes // step.size_bytes)]
+            draws = draws[: _well_cut(draws)]
+            step = _Step(draws, *self._ranges(draws))
+        return step
+
+    def _ranges(self, draws: Draws) -> tuple[list[_Range], Int64Array, Int64Array]:
         """The ranges to fetch; and for each piece of a sample, its draw and its range."""
         ranges: list[_Range] = []
         places_of, spans_of = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -106,7 +161,7 @@ class LookAhead:
                 spans_of.append(spans.span + len(ranges))
                 runs = zip(spans.file.tolist(), spans.start.tolist(), spans.stop.tolist(), strict=True)
                 ranges.extend((each.files, each.paths[int(file)], int(start), int(stop)) for file, start, stop in runs)
-        return ranges, (np.concatenate(places_of), np.concatenate(spans_of))
+        return ranges, np.concatenate(places_of), np.concatenate(spans_of)
 
     def _extents(self, asked: tuple[int, npt.NDArray[np.intp], Draws]) -> list[RemoteExtents]:
         try:
@@ -130,7 +185,7 @@ class LookAhead:
         if self._cancellation.is_set() or self._not_cached:
             return
         with cancelled_by(self._cancellation):
-            if not files.prefetch(path, start, stop):
+            if not files.prefetch(path, start, stop, in_process=self._in_process):
                 self._not_cached = True  # bytes that are not cached are fetched again by the reader
 
     def wait_for(self, future: Future[None]) -> None:

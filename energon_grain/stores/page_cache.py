@@ -32,6 +32,7 @@ import resource
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,12 @@ _KEPT_SHARE = 0.9
 _RECOUNT_SHARE = 0.05
 """Share of the limit: after writing this many bytes, other processes' writes are counted, too."""
 _PAUSE_SECONDS = 60.0
+_FULL_SECONDS = 60.0
+"""How long a cache that is full of files in use counts as full."""
+_ROUNDED_TIMES = 2
+_COUNT_SECONDS = 1.0
+_IDLE_SECONDS = 180.0
+"""A file that was used since is probably in use by another process."""
 _TOUCH_SECONDS = 60.0
 _MAX_KNOWN = 100_000
 _OPEN_SHARE = 8
@@ -104,14 +111,18 @@ class PageCache:
         self._space = threading.Lock()
         self._used_bytes = limit_bytes  # so that the first write counts the files
         self._written_bytes = 0
-        self._closed_until = 0.0
+        self._closed_until = self._full_until = self._count_open_at = 0.0
+        self._rounds = True
+        self._open: weakref.WeakValueDictionary[str, CachedObject] = weakref.WeakValueDictionary()
         self._warned = False
 
     def open(self, name: str, version: bytes, size_bytes: int) -> CachedObject:
         """The pages of a version of an object."""
         identity = json.dumps([_FORMAT, name, version.hex(), size_bytes, self.page_bytes, self.stretch_pages])
         digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:40]
-        return CachedObject(self, os.path.join(self.folder, digest[:2], digest[2:]), size_bytes)
+        path = os.path.join(self.folder, digest[:2], digest[2:])
+        found = self._open.get(path)
+        return self._open.setdefault(path, CachedObject(self, path, size_bytes)) if found is None else found
 
     def stretch(self, path: str, *, writing: bool = False) -> _Stretch:
         """The open file of a stretch, created if it is missing and `writing`. Raises OSError."""
@@ -151,25 +162,64 @@ class PageCache:
         self._opened.pop(path, None)
         self._known.pop(path, None)
 
-    def reserve(self, size_bytes: int) -> bool:
-        """Reserve bytes for a write, and evict if the limit would be exceeded; returns whether they fit."""
-        size_bytes = _HEADER_BYTES - (-size_bytes // _DISK_BLOCK) * _DISK_BLOCK
-        if size_bytes > self.limit_bytes or time.monotonic() < self._closed_until:
+    def admits(self, size_bytes: int) -> bool:
+        """Whether this number of bytes may be written without evicting files in use."""
+        return time.monotonic() >= self._closed_until and self._has_room(self._on_disk(size_bytes), in_use=False)
+
+    def rounds(self) -> bool:
+        """Whether pages are worth fetching for ranges that need only parts of them.
+
+        The other parts are used later if at least half of the open objects fits. In a smaller cache, few of the pages
+        are there when they are needed, so only pages that were fetched as a whole are written.
+        """
+        with self._space:
+            now = time.monotonic()
+            if now >= self._count_open_at:
+                self._count_open_at = now + _COUNT_SECONDS
+                open_bytes = sum(each.size_bytes for each in list(self._open.values()))
+                self._rounds = open_bytes <= self.limit_bytes * _ROUNDED_TIMES
+            return self._rounds
+
+    def reserve(self, size_bytes: int, *, makes_room: bool = False) -> bool:
+        """Reserve bytes for a write; returns whether they fit.
+
+        Args:
+            makes_room: Evict files in use, too, the least recently used first.
+        """
+        size_bytes = self._on_disk(size_bytes)
+        if time.monotonic() < self._closed_until or not self._has_room(size_bytes, in_use=makes_room):
             return False
         with self._space:
             self._written_bytes += size_bytes
             self._used_bytes += size_bytes
-            if self._used_bytes > self.limit_bytes or self._written_bytes > self.limit_bytes * _RECOUNT_SHARE:
-                try:
-                    with FileLock(os.path.join(self.folder, "evict.lock"), timeout=0):
-                        self._used_bytes = self._evicted(size_bytes) + size_bytes
-                except Timeout:  # another process is evicting, which makes space for this page, too
-                    return self._used_bytes <= self.limit_bytes * (1 + _RECOUNT_SHARE)
-                except (OSError, NotImplementedError):  # the latter: a file system without locks
-                    self._used_bytes = self.limit_bytes
-                    return False
-                self._written_bytes = size_bytes
-            return self._used_bytes <= self.limit_bytes
+        return True
+
+    def _on_disk(self, size_bytes: int) -> int:
+        return _HEADER_BYTES - (-size_bytes // _DISK_BLOCK) * _DISK_BLOCK
+
+    def _has_room(self, size_bytes: int, *, in_use: bool) -> bool:
+        """Whether bytes fit, after evicting files if necessary."""
+        if size_bytes > self.limit_bytes:
+            return False
+        with self._space:
+            after = self._used_bytes + size_bytes
+            if after <= self.limit_bytes and self._written_bytes + size_bytes <= self.limit_bytes * _RECOUNT_SHARE:
+                return True
+            if not in_use and time.monotonic() < self._full_until:
+                return False
+            try:
+                with FileLock(os.path.join(self.folder, "evict.lock"), timeout=0):
+                    self._used_bytes = self._evicted(size_bytes, in_use=in_use)
+            except Timeout:  # another process is evicting, which makes space for this page, too
+                return after <= self.limit_bytes * (1 + _RECOUNT_SHARE)
+            except (OSError, NotImplementedError):  # the latter: a file system without locks
+                self._used_bytes = self.limit_bytes
+                return False
+            self._written_bytes = 0
+            fits = self._used_bytes + size_bytes <= self.limit_bytes
+            if not fits:
+                self._full_until = time.monotonic() + _FULL_SECONDS
+            return fits
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
         """(time of use, bytes, path) of each file, except those being created."""
@@ -185,16 +235,23 @@ class PageCache:
                             if status.st_blocks or status.st_mtime < being_made:
                                 yield status.st_mtime, status.st_blocks * 512, entry.path
 
-    def _evicted(self, needed_bytes: int) -> int:
-        """Count the used bytes, and remove the oldest files until `needed_bytes` fit; returns the bytes used."""
-        files = list(self._files())
+    def _evicted(self, needed_bytes: int, *, in_use: bool) -> int:
+        """Count the used bytes, and remove the oldest files until `needed_bytes` fit; returns the bytes used.
+
+        Files in use remain, unless `in_use`, or all together exceed the limit: every pass reads them again, in another
+        order, so replacing them by others of the same pass would save no requests.
+        """
+        files = sorted(self._files())
         used = sum(size for _, size, _ in files)
         if used + needed_bytes <= self.limit_bytes:
             return used
         kept = min(int(self.limit_bytes * _KEPT_SHARE), self.limit_bytes - needed_bytes)
-        for _, size, path in sorted(files):
+        idle = time.time() - _IDLE_SECONDS
+        for modified, size, path in files:
             if used <= kept:
                 break
+            if used <= self.limit_bytes and not in_use and (modified > idle or path[: -len("-000000")] in self._open):
+                continue
             with contextlib.suppress(OSError):
                 os.unlink(path)
                 used -= size
@@ -230,7 +287,7 @@ class PageCache:
 class CachedObject:
     """The pages of one version of an object, in files whose paths begin with `path`."""
 
-    __slots__ = ("_cache", "_path", "_paths", "_stretch_bytes", "page_bytes", "size_bytes")
+    __slots__ = ("__weakref__", "_cache", "_path", "_paths", "_stretch_bytes", "page_bytes", "size_bytes")
 
     def __init__(self, cache: PageCache, path: str, size_bytes: int) -> None:
         self._cache = cache
@@ -335,6 +392,28 @@ class CachedObject:
                 del in_flight[process, self._path, page]
             mine.set()
 
+    def admits(self, missing: Sequence[int]) -> bool:
+        """Whether missing pages should be fetched and written: they fit without evicting files in use."""
+        return self._cache.rounds() and self._cache.admits(len(missing) * self.page_bytes)
+
+    def put_whole(self, start: int, pieces: Iterable[bytes | memoryview]) -> None:
+        """Cache the pages that bytes from `start` on contain as a whole, if they fit without evicting files in use."""
+        parts = [memoryview(piece) for piece in pieces]
+        stop = start + sum(map(len, parts))
+        first, end = -(-start // self.page_bytes), stop // self.page_bytes
+        if stop == self.size_bytes:
+            end = -(-stop // self.page_bytes)
+        if first >= end or not self.missing(first, end) or not self._cache.admits((end - first) * self.page_bytes):
+            return
+        writer = PageWriter(self, first, end)
+        at, last = start, min(end * self.page_bytes, self.size_bytes)
+        for part in parts:
+            inside = part[max(0, first * self.page_bytes - at) : max(0, last - at)]
+            if inside:
+                writer.append(inside)
+            at += len(part)
+        writer.finish()
+
     def discard(self, page: int) -> None:
         """Remove a wrong page, even if its sum matches."""
         number, place = divmod(page, self._cache.stretch_pages)
@@ -349,22 +428,26 @@ class CachedObject:
         writer.append(data)
         return writer.finish()
 
-    def write(self, first: int, parts: Sequence[bytes | memoryview]) -> list[_Written | None]:
+    def write(
+        self, first: int, parts: Sequence[bytes | memoryview], *, makes_room: bool = False
+    ) -> list[_Written | None]:
         """Write whole pages from `first` on, or one in parts, without their sums; None for pages not cached."""
         data, size, pages = memoryview(parts[0]), self.page_bytes, self._cache.stretch_pages
         if len(parts) > 1:
-            return [self._write(*divmod(first, pages), parts)]
+            return [self._write(*divmod(first, pages), parts, makes_room=makes_room)]
         found: list[_Written | None] = []
         for number in range(first // pages, (first * size + len(data) - 1) // self._stretch_bytes + 1):
             page = max(first, number * pages)
             part = data[(page - first) * size : ((number + 1) * pages - first) * size]
-            found.append(self._write(number, page - number * pages, [part]))
+            found.append(self._write(number, page - number * pages, [part], makes_room=makes_room))
         return found
 
-    def _write(self, number: int, page: int, parts: Sequence[bytes | memoryview]) -> _Written | None:
+    def _write(
+        self, number: int, page: int, parts: Sequence[bytes | memoryview], *, makes_room: bool
+    ) -> _Written | None:
         length, size, data = sum(map(len, parts)), self.page_bytes, parts[0]
         with self._cache.writing:
-            if not self._cache.reserve(length):
+            if not self._cache.reserve(length, makes_room=makes_room):
                 count(not_kept_bytes=length)
                 return None
             in_pages = [[data[at : at + size]] for at in range(0, len(data), size)] if len(parts) == 1 else [parts]
@@ -474,12 +557,19 @@ class PageWriter:
 
     Call `finish` after the response was checked. Without it nothing is cached. `append` refuses bytes after the last
     page.
+
+    Args:
+        makes_room: Evict files in use if necessary.
+
+    Attributes:
+        refused: (first page, parts) of pages that were not cached.
     """
 
-    __slots__ = ("_kept", "_left_bytes", "_page", "_pages", "_rest", "_written")
+    __slots__ = ("_left_bytes", "_makes_room", "_page", "_pages", "_rest", "_written", "refused")
 
-    def __init__(self, pages: CachedObject, first: int, stop: int) -> None:
-        self._kept = True
+    def __init__(self, pages: CachedObject, first: int, stop: int, *, makes_room: bool = False) -> None:
+        self.refused: list[tuple[int, Sequence[memoryview]]] = []
+        self._makes_room = makes_room
         self._pages = pages
         self._page = first
         self._left_bytes = min(stop * pages.page_bytes, pages.size_bytes) - first * pages.page_bytes
@@ -512,7 +602,7 @@ class PageWriter:
         if self._left_bytes:
             return False
         kept = [self._pages.seal(written) for written in self._written]
-        return all(kept) and self._kept
+        return all(kept) and not self.refused
 
     def _is_whole(self, length: int) -> bool:
         """Whether this many bytes from the current page on are whole pages."""
@@ -520,10 +610,11 @@ class PageWriter:
         return length % size == 0 or self._page * size + length == self._pages.size_bytes
 
     def _write(self, *parts: memoryview) -> None:
-        for written in self._pages.write(self._page, parts):
-            if written is None:
-                self._kept = False
-            elif not (self._written and self._written[-1].extend(written)):
+        found = self._pages.write(self._page, parts, makes_room=self._makes_room)
+        if None in found:
+            self.refused.append((self._page, parts))
+        for written in found:
+            if written is not None and not (self._written and self._written[-1].extend(written)):
                 self._written.append(written)
         self._page += sum(map(len, parts)) // self._pages.page_bytes
 

@@ -20,8 +20,6 @@ import os
 import shutil
 import sys
 import threading
-from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -32,14 +30,13 @@ import numpy.typing as npt
 
 from energon_grain.errors import MissingObjectError, RangeError, ReadError, StaleIndexError
 from energon_grain.storage.cancellation import POLL_SECONDS, is_cancelled
-from energon_grain.storage.cores import reset_after_fork
 from energon_grain.storage.digests import KnownDigests, ShardDigest
 from energon_grain.storage.remote import UNVERSIONED, Fetched, ObjectRange
 from energon_grain.storage.settings import DEFAULT_CACHE_SHARE, StorageSettings
 from energon_grain.storage.traffic import count
 from energon_grain.storage.urls import scheme_of, without_revision
 from energon_grain.stores.compared import VerifiedPieces
-from energon_grain.stores.held_memory import limited
+from energon_grain.stores.held_bytes import HeldRanges, held_ranges
 from energon_grain.stores.object_client import ObjectClient, shared_client
 from energon_grain.stores.object_error import ObjectError
 from energon_grain.stores.object_stores import NOT_NEEDED, Pieces
@@ -50,6 +47,11 @@ BLOCK_BYTES = 256 << 10
 _UNLIMITED = 1 << 62
 _MAX_REQUEST_FACTOR = 1.25
 """Maximum factor by which a request may exceed the configured size: better than another one for a page or two."""
+_REASK_BYTES = 64 << 10
+"""Held bytes up to this size are fetched again rather than splitting a request."""
+_LEAST_SHARED_BYTES = 256 << 20
+"""Minimum size of a cache through which processes share prefetched bytes: in a smaller one, they would evict each
+other's, in files of 8 MiB."""
 _ROUNDS = 5
 """Number of tries for pages that other threads failed to fetch, or that were evicted; then ranges bypass the cache."""
 _ADVICE = "start again, and stop other processes from writing to the dataset"
@@ -133,10 +135,7 @@ class RemoteFiles:
                     "the object was replaced by a shorter one after it was indexed: restore it, or run "
                     "`energon-grain prepare` again"
                 )
-            if version.pages is None:
-                found += map(functools.partial(self._held.read, self._mark + path), starts[at:upto], ends)
-            else:
-                found += version.pages.read_each(starts[at:upto], ends)
+            found += self._there(path, version, starts[at:upto], ends)
         missed = found.count(None)
         count(found=len(found) - missed, missed=missed)
         ranges: list[_Range] = []
@@ -159,10 +158,36 @@ class RemoteFiles:
                 )
         return self.read_spans(paths, np.arange(len(paths)), np.array(starts), np.array(stops))
 
+    def _there(self, path: str, version: Version, starts: list[int], stops: list[int]) -> list[bytes | None]:
+        """The ranges that are cached on disk, or held in memory."""
+        held = functools.partial(self._held.read, self._mark + path)
+        if version.pages is None:
+            return list(map(held, starts, stops))
+        found = version.pages.read_each(starts, stops)
+        if None in found and self._held.size_bytes:
+            for place, data in enumerate(found):
+                if data is None:
+                    found[place] = self._pieced(version.pages, path, starts[place], stops[place])
+        return found
+
+    def _pieced(self, pages: CachedObject, path: str, start: int, stop: int) -> bytes | None:
+        """A range of which some pages are cached, and some bytes are held."""
+        name = self._mark + path
+        data = self._held.read(name, start, stop)
+        if data is not None or not (gaps := self._held.missing(name, start, stop)):
+            return data
+        parts: list[bytes | None] = []
+        at = start
+        for begin, end in gaps:
+            parts += [self._held.read(name, at, begin), pages.read(begin, end)]
+            at = end
+        parts.append(self._held.read(name, at, stop))
+        return None if None in parts else b"".join(parts)  # type: ignore[arg-type]
+
     @property
     def caches_on_disk(self) -> bool:
         """Whether prefetched bytes are shared by all processes of this machine."""
-        return self._cache is not None
+        return self._cache is not None and self._cache.limit_bytes >= _LEAST_SHARED_BYTES
 
     @property
     def ahead_bytes(self) -> int:
@@ -170,36 +195,72 @@ class RemoteFiles:
         return ahead_bytes if self._cache is None else min(ahead_bytes, self._cache.limit_bytes // 2)
 
     def is_prefetched(self, path: str, start: int, stop: int) -> bool:
-        """Whether bytes [start, stop) are known to be cached, so that `prefetch` has nothing to do."""
+        """Whether bytes [start, stop) are known to be there, so that `prefetch` has nothing to do."""
         version = self.versions.known(path)
         if version is None:
             return False
         stop = min(stop, version.size_bytes)
-        if version.pages is None:
-            return not self._held.missing(self._mark + path, start, stop)
-        return version.pages.has_checked(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+        if version.pages is not None and version.pages.has_checked(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
+            return True
+        return not self._held.missing(self._mark + path, start, stop)
 
-    def prefetch(self, path: str, start: int, stop: int) -> bool:
-        """Prefetch bytes [start, stop), except those cached or in flight: into the cache, else into memory.
+    def prefetch(self, path: str, start: int, stop: int, *, in_process: bool = True) -> bool:
+        """Prefetch bytes [start, stop), except those cached, held or in flight: into the cache, else into memory.
 
-        Returns whether they are cached. Raises ReadError.
+        Args:
+            in_process: Bytes that the cache does not keep are held in memory. Otherwise the cache makes space for them.
+
+        Returns:
+            Whether they are cached or held.
+
+        Raises:
+            ReadError: They cannot be read.
         """
         mark = self._mark  # taken before the version: `close` changes both
         version = self.versions.of(path)
         stop = min(stop, version.size_bytes)
         if version.pages is None:
-            gaps = [(0, *version.compared(*gap)) for gap in self._held.missing(mark + path, start, stop)]
-            for _, begin, end in self._requests(gaps, 0):
-                self._held.add(mark + path, begin, self.versions.read(path, version, begin, end, list))
-            if mark != self._mark:  # closed meanwhile: the bytes would never be used
-                self._held.discard(mark)
+            self._hold(mark, path, version, [(start, stop)])
             return True
         missing = version.pages.missing(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+        if not missing:
+            return True
+        if in_process and not version.pages.admits(missing):
+            extents = [version.extent(page) for page in missing]
+            self._hold(mark, path, version, [(max(begin, start), min(end, stop)) for begin, end in extents])
+            return True
+        return self._cached(mark, path, version, missing, in_process=in_process)
+
+    def _hold(self, mark: str, path: str, version: Version, ranges: list[tuple[int, int]]) -> None:
+        """Fetch ranges into memory, unless other threads are fetching them; then wait for those."""
+        name = mark + path
+        with self._held.fetching(name, ranges, _REASK_BYTES) as (gaps, others):
+            for _, begin, end in self._requests([(0, *version.compared(*gap)) for gap in gaps], 0):
+                pieces = self.versions.read(path, version, begin, end, list)
+                self._held.add(name, begin, pieces)
+                if version.pages is not None:
+                    version.pages.put_whole(begin, pieces)
+            if mark != self._mark:  # closed meanwhile: the bytes would never be used
+                self._held.discard(mark)
+        for each in others:
+            _wait_for(each, path)
+
+    def _cached(self, mark: str, path: str, version: Version, missing: list[int], *, in_process: bool) -> bool:
+        """Fetch pages into the cache, or hold those that do not fit; returns whether all are cached or held."""
+        assert version.pages is not None
         kept = True
-        with version.pages.fetching(missing) as (mine, _):
+        with version.pages.fetching(missing) as (mine, others):
             for _, begin, end in self._requests([(0, *version.extent(page)) for page in mine], 0):
-                writing = functools.partial(PageWriter, version.pages, begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
-                kept = self.versions.read(path, version, begin, end, writing).finish() and kept
+                writing = functools.partial(
+                    PageWriter, version.pages, begin // BLOCK_BYTES, -(-end // BLOCK_BYTES), makes_room=not in_process
+                )
+                written = self.versions.read(path, version, begin, end, writing)
+                if not written.finish():
+                    kept = in_process
+                    for page, parts in written.refused if in_process else ():
+                        self._held.add(mark + path, page * BLOCK_BYTES, parts)
+        for each in others:
+            _wait_for(each, path)
         return kept
 
     def close(self) -> None:
@@ -216,12 +277,15 @@ class RemoteFiles:
         left = [place for place, data in enumerate(found) if data is None]
         wanted = [ranges[place] for place in left]
         in_flight: set[threading.Event] = set()
+        kept: set[int] = set()  # objects whose missing pages fit into the cache
 
         def fetch(request: _Range) -> None:
             number, begin, end = request
             pieces = self.versions.read(paths[number], versions[number], begin, end, list)
             pages = versions[number].pages
-            if pages is not None:
+            if pages is not None and number not in kept:
+                pages.put_whole(begin, pieces)
+            elif pages is not None:
                 writer = PageWriter(pages, begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))
                 for piece in pieces:
                     writer.append(piece)
@@ -234,13 +298,13 @@ class RemoteFiles:
                 version = versions[number]
                 if version.pages is not None:
                     pages = _missing_pages(version.pages, (each for each in wanted if each[0] == number))
-                    mine, others = claims.enter_context(version.pages.fetching(pages))
-                    missing += [(number, *version.extent(page)) for page in mine]
-                    in_flight |= others
+                    if version.pages.admits(pages):
+                        kept.add(number)
+                        mine, others = claims.enter_context(version.pages.fetching(pages))
+                        missing += [(number, *version.extent(page)) for page in mine]
+                        in_flight |= others
             exact = [
-                (number, *versions[number].compared(begin, end))
-                for number, begin, end in wanted
-                if versions[number].pages is None
+                (number, *versions[number].compared(begin, end)) for number, begin, end in wanted if number not in kept
             ]
             self._client.map(fetch, self._requests(missing, 0) + self._requests(exact, BLOCK_BYTES))
         for place, (number, begin, end) in zip(left, wanted, strict=True):
@@ -250,19 +314,24 @@ class RemoteFiles:
 
     def _requests(self, ranges: list[_Range], gap_bytes: int) -> list[_Range]:
         """The requests to send: ranges with their gaps, in even parts of about the size of a request."""
-        runs: list[_Range] = []
-        for number, begin, end in sorted(ranges):
-            if runs and runs[-1][0] == number and begin - runs[-1][2] <= gap_bytes:
-                runs[-1] = (number, runs[-1][1], max(runs[-1][2], end))
-            else:
-                runs.append((number, begin, end))
         longest = self.settings.request_bytes * _MAX_REQUEST_FACTOR
         requests: list[_Range] = []
-        for number, begin, end in runs:
+        for number, begin, end in _merged(ranges, gap_bytes):
             blocks = -(-(end - begin) // BLOCK_BYTES)
             step = -(-blocks // max(1, math.ceil((end - begin) / longest))) * BLOCK_BYTES
             requests += [(number, at, min(at + step, end)) for at in range(begin, end, step)]
         return requests
+
+
+def _merged(ranges: Iterable[_Range], gap_bytes: int) -> list[_Range]:
+    """Sorted ranges, those of one object merged that have at most this gap."""
+    runs: list[_Range] = []
+    for number, begin, end in sorted(ranges):
+        if runs and runs[-1][0] == number and begin - runs[-1][2] <= gap_bytes:
+            runs[-1] = (number, runs[-1][1], max(runs[-1][2], end))
+        else:
+            runs.append((number, begin, end))
+    return runs
 
 
 def _are_listed(paths: Sequence[str]) -> bool:
@@ -420,90 +489,6 @@ def _there(path: str, fetched: Fetched | None) -> Fetched:
 def _changed(path: str, old: bytes, new: bytes) -> StaleIndexError:
     then, now = (each.strip(b"\0").decode("ascii", "backslashreplace") for each in (old, new))
     return StaleIndexError(f"{path}: was replaced while it was read (version {then} then, {now} now); {_ADVICE}")
-
-
-_holding = reset_after_fork(threading.Lock())
-"""Lock of all held ranges; held for microseconds."""
-
-
-class HeldRanges:
-    """Ranges of objects in memory, up to a limit; the oldest are dropped first. Thread-safe."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self._held: dict[str, list[tuple[int, memoryview]]] = {}  # by start, without overlaps
-        self._order: deque[tuple[str, int]] = deque()
-        self.size_bytes = 0
-
-    def add(self, name: str, start: int, pieces: Iterable[bytes]) -> None:
-        """Add the bytes of an object from `start` on, in consecutive pieces, except those already held."""
-        with _holding:
-            ranges = self._held.setdefault(name, [])
-            for piece in pieces:
-                data = memoryview(piece)
-                for begin, end in _gaps(ranges, start, start + len(data)):
-                    ranges.insert(bisect_left(ranges, begin, key=_start), (begin, data[begin - start : end - start]))
-                    self._order.append((name, begin))
-                    self.size_bytes += end - begin
-                start += len(data)
-            while self.size_bytes > self.limit_bytes and len(self._order) > 1:
-                self._drop(*self._order.popleft())
-
-    def missing(self, name: str, start: int, stop: int) -> list[tuple[int, int]]:
-        """The parts of bytes [start, stop) that are not held."""
-        with _holding:
-            return _gaps(self._held.get(name, []), start, stop)
-
-    def read(self, name: str, start: int, stop: int) -> bytes | None:
-        """Bytes [start, stop), or None if they are not all held."""
-        with _holding:
-            ranges = self._held.get(name, [])
-            if start >= stop or _gaps(ranges, start, stop):
-                return b"" if start >= stop else None
-            place = bisect_right(ranges, start, key=_start) - 1
-            parts: list[memoryview] = []
-            while place < len(ranges) and ranges[place][0] < stop:
-                begin, data = ranges[place]
-                parts.append(data[max(0, start - begin) : stop - begin])
-                place += 1
-        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
-
-    def discard(self, prefix: str) -> None:
-        """Drop all objects whose names begin with a prefix."""
-        with _holding:
-            for name in [name for name in self._held if name.startswith(prefix)]:
-                self.size_bytes -= sum(len(data) for _, data in self._held.pop(name))
-            self._order = deque(entry for entry in self._order if entry[0] in self._held)
-
-    def _drop(self, name: str, start: int) -> None:
-        ranges = self._held[name]
-        self.size_bytes -= len(ranges.pop(bisect_left(ranges, start, key=_start))[1])
-        if not ranges:
-            del self._held[name]
-
-
-def _start(held: tuple[int, memoryview]) -> int:
-    return held[0]
-
-
-def _gaps(ranges: list[tuple[int, memoryview]], start: int, stop: int) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    at = start
-    for begin, data in itertools.islice(ranges, max(0, bisect_right(ranges, start, key=_start) - 1), None):
-        if begin >= stop:
-            break
-        if begin > at:
-            found.append((at, begin))
-        at = max(at, begin + len(data))
-    if at < stop:
-        found.append((at, stop))
-    return found
-
-
-@functools.cache
-def held_ranges(limit_bytes: int) -> HeldRanges:
-    """The ranges held by all readers of this process."""
-    return limited(HeldRanges(limit_bytes))
 
 
 def page_cache(settings: StorageSettings) -> PageCache | None:

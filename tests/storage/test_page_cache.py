@@ -224,16 +224,66 @@ def test_a_page_that_another_thread_fetches_is_waited_for(tmp_path: Path) -> Non
 
 def test_the_limit_holds_and_the_oldest_go_first(tmp_path: Path) -> None:
     limit = 10 * PAGE
-    cached = opened(tmp_path, limit)
-    for page in range(11):
-        assert keep(cached, page)
-        for number, file in enumerate(files_in(tmp_path)):
-            if file.stat().st_mtime > time.time() - 1000 and not file.name.endswith("000000"):
-                os.utime(file, (1000 + number, 1000 + number))
+    earlier = PageCache(str(tmp_path), limit_bytes=limit, page_bytes=PAGE, stretch_pages=3).open("a", b"1", SIZE)
+    assert keep(earlier, *range(6))
+    for number, file in enumerate(files_in(tmp_path)):
+        os.utime(file, (1000 + number, 1000 + number))
+    later = opened(tmp_path, limit, "b")
+    for page in range(3):
+        assert keep(later, page)
         assert taken_bytes(tmp_path) <= limit
-    missing = opened(tmp_path, limit).missing(0, 11)
-    assert missing in ([3, 4, 5], [3, 4, 5, 6, 7, 8])
-    assert not keep(opened(tmp_path, PAGE - 1), missing[0])
+    assert later.missing(0, 3) == []
+    assert opened(tmp_path, limit).missing(0, 6) == [0, 1, 2]
+    assert not keep(opened(tmp_path, PAGE - 1), 0)
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_what_is_in_use_is_not_evicted(tmp_path: Path, other: bool) -> None:
+    """Of this process by its open objects, of others by the times of their files."""
+    limit = 8 * PAGE
+    earlier = opened(tmp_path, limit)
+    assert keep(earlier, *range(6))
+    cache = PageCache(str(tmp_path), limit_bytes=limit, page_bytes=PAGE, stretch_pages=3)
+    mine = cache.open("b" if other else "a", b"1", SIZE)
+    if not other:
+        for file in files_in(tmp_path):
+            os.utime(file, (1000, 1000))
+    assert not mine.admits([6, 7])
+    assert not keep(mine, 6, 7)
+    assert opened(tmp_path, limit).missing(0, 6) == []
+    writer = PageWriter(mine, 6, 8, makes_room=True)
+    writer.append(CONTENT[6 * PAGE : 8 * PAGE])
+    assert writer.finish()
+    assert len(opened(tmp_path, limit).missing(0, 6)) >= 3
+    assert taken_bytes(tmp_path) <= limit
+
+
+def test_refused_pages_are_handed_back(tmp_path: Path) -> None:
+    cached = opened(tmp_path, 3 * PAGE)
+    writer = PageWriter(cached, 0, 4)
+    writer.append(CONTENT[: 4 * PAGE])
+    assert not writer.finish()
+    held = {page: b"".join(parts) for page, parts in writer.refused}
+    for page, data in held.items():
+        assert data == CONTENT[page * PAGE :][: len(data)]
+    kept = set(range(4)) - set(cached.missing(0, 4))
+    assert kept | {page + at for page, data in held.items() for at in range(-(-len(data) // PAGE))} == set(range(4))
+
+
+@pytest.mark.parametrize(("start", "stop", "kept"), [(5, 3 * PAGE + 5, [1, 2]), (0, PAGE, [0]), (5, PAGE + 5, [])])
+def test_of_a_range_whole_pages_are_kept(tmp_path: Path, start: int, stop: int, kept: list[int]) -> None:
+    cached = opened(tmp_path)
+    cached.put_whole(start, [CONTENT[at : min(at + 7777, stop)] for at in range(start, stop, 7777)])
+    assert cached.missing(0, 5) == [page for page in range(5) if page not in kept]
+    for page in kept:
+        assert cached.read(page * PAGE, (page + 1) * PAGE) == CONTENT[page * PAGE :][:PAGE]
+
+
+def test_the_last_page_is_whole_where_the_object_ends(tmp_path: Path) -> None:
+    cached, last = opened(tmp_path), SIZE // PAGE
+    cached.put_whole(last * PAGE - 9, [CONTENT[last * PAGE - 9 :]])
+    assert cached.missing(last - 1, last + 1) == [last - 1]
+    assert cached.read(last * PAGE, SIZE) == CONTENT[last * PAGE :]
 
 
 def test_who_writes_while_another_process_evicts_passes_the_limit_by_a_twentieth(tmp_path: Path) -> None:
