@@ -140,7 +140,6 @@ SLICED = frozenset(
         "tests/torch/test_trainers.py",
         "tests/torch/test_workers_and_files.py",
         "tests/transforms/test_image.py",
-        "tests/truth/test_planted_faults.py",
         "tests/typed_programs/test_types.py",
     }
 )

@@ -338,7 +338,7 @@ def test_names_and_functions_that_do_not_fit(root: Path, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="move them into a module, or measure with num_workers=0"):
         measure_dataset(root, {"words": lambda _: 1}, num_workers=2)
     for arguments, said in (
-        ([], "pass --column NAME=module:function, or --attach NAME=FILE"),
+        ([], "pass --column NAME=module:function, --attach NAME=FILE, or --digest"),
         (["--column=words"], "write a name and its source, as tokens=my_module:count_tokens"),
         (["--column=words=builtins:len", "--column=words=builtins:len"], "is given twice"),
     ):

@@ -26,7 +26,7 @@ def test_histories_are_exact(fleet: Any, loader: str, check: str) -> None:
     assert (outcome.failures, outcome.exact, outcome.measured) == ([], count, count), outcome.summary
     assert not outcome.positive("differing_steps")
     if check == "mixture":
-        assert outcome.summary["share_error"]["most"] < 2
+        assert outcome.summary["share_error"]["most"] < 8  # samples: at most one for each dataset
 
 
 @pytest.mark.parametrize("loader", LOADERS)
