@@ -25,6 +25,7 @@ _ROOT = Path(__file__).parents[1]
 PYTHONPATH = f"{_ROOT}{os.pathsep}{_ROOT / 'adapters'}"
 
 os.environ.setdefault("ENERGON_GRAIN_TRACEBACK", "full")  # a test that fails shows where, in workers too
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a token of `ray.init` would be refused by `ray start`
 
 # `HYPOTHESIS_PROFILE=night` searches longer; most tests that state a number of examples keep it in both.
 _NO_DEADLINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
