@@ -26,7 +26,7 @@ class Traffic:
         bytes_read: Bytes received from object stores.
         found: Ranges of objects that were available when needed: in the cache on disk, or prefetched.
         missed: Ranges that readers waited for.
-        fetched_again_bytes: Bytes that had been evicted from the cache on disk.
+        fetched_again_bytes: Bytes of pages that were fetched before, and evicted from the cache on disk or not kept.
         not_kept_bytes: Bytes that did not fit into the cache.
         rereads: Retries of reads of local files.
         paused_s: Seconds that threads paused before retries.

@@ -106,6 +106,7 @@ class PageCache:
         self._opened: dict[str, _Stretch] = {}
         self._known: dict[str, _Known] = {}
         self._evicted_paths: set[str] = set()  # evicted stretches, up to a limit
+        self._passed: dict[str, int] = {}  # by stretch, up to a limit: bit p: bytes of page p were fetched and not kept
         # One thread hashes and writes at a time: dozens would mostly contend for the GIL.
         self.writing = threading.Lock()
         self._space = threading.Lock()
@@ -264,6 +265,13 @@ class PageCache:
         """Whether this process has evicted this stretch before."""
         return path in self._evicted_paths
 
+    def passes(self, path: str, page: int) -> bool:
+        """Record that bytes of a page were fetched and not kept; returns whether this is not the first time."""
+        before = self._passed.get(path, 0)
+        if path in self._passed or len(self._passed) < _MAX_KNOWN:
+            self._passed[path] = before | 1 << page
+        return bool(before >> page & 1)
+
     def pause_writing(self, error: OSError) -> None:
         """Stop writing for a minute, with one warning, because the disk has a problem."""
         self._closed_until = time.monotonic() + _PAUSE_SECONDS
@@ -397,14 +405,22 @@ class CachedObject:
         return self._cache.rounds() and self._cache.admits(len(missing) * self.page_bytes)
 
     def put_whole(self, start: int, pieces: Iterable[bytes | memoryview]) -> None:
-        """Cache the pages that bytes from `start` on contain as a whole, if they fit without evicting files in use."""
+        """Cache the pages that bytes from `start` on contain as a whole, if they fit without evicting files in use.
+
+        The other bytes are counted if their pages were fetched before: a larger cache would have them.
+        """
         parts = [memoryview(piece) for piece in pieces]
         stop = start + sum(map(len, parts))
         first, end = -(-start // self.page_bytes), stop // self.page_bytes
         if stop == self.size_bytes:
             end = -(-stop // self.page_bytes)
-        if first >= end or not self.missing(first, end) or not self._cache.admits((end - first) * self.page_bytes):
+        if first < end and not self.missing(first, end):
             return
+        if first >= end or not self._cache.admits((end - first) * self.page_bytes):
+            self._count_passed(start, stop)
+            return
+        self._count_passed(start, first * self.page_bytes)
+        self._count_passed(end * self.page_bytes, stop)
         writer = PageWriter(self, first, end)
         at, last = start, min(end * self.page_bytes, self.size_bytes)
         for part in parts:
@@ -413,6 +429,14 @@ class CachedObject:
                 writer.append(inside)
             at += len(part)
         writer.finish()
+
+    def _count_passed(self, start: int, stop: int) -> None:
+        """Count bytes [start, stop), which are not kept, if their pages were fetched before."""
+        for page in range(start // self.page_bytes, -(-stop // self.page_bytes)):
+            number, place = divmod(page, self._cache.stretch_pages)
+            if self._cache.passes(self._path_of(number), place):
+                begin = page * self.page_bytes
+                count(fetched_again_bytes=min(stop, begin + self.page_bytes) - max(start, begin))
 
     def discard(self, page: int) -> None:
         """Remove a wrong page, even if its sum matches."""

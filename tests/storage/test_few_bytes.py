@@ -71,8 +71,8 @@ def test_a_short_run_asks_for_little_that_it_does_not_use(bucket: Bucket, folder
         )
         assert there == here
         found[cache_bytes] = sent_bytes(bucket)
-    assert found[0] <= 1.3 * NEEDED_BYTES
-    assert found[SMALL] <= found[0] + STEP_BYTES  # the last step may have begun or not
+    assert found[0] <= 1.2 * NEEDED_BYTES  # 1.14: one step more than needed
+    assert found[SMALL] <= 1.1 * found[0]
 
 
 @pytest.mark.parametrize("cache_bytes", [0, SMALL, 1 << 30])

@@ -28,6 +28,7 @@ from patience import PATIENCE_S
 from energon_grain import StorageSettings, StoreSettings
 from energon_grain.errors import ConfigError, ReadError
 from energon_grain.storage.remote import ObjectRange
+from energon_grain.storage.traffic import traffic
 from energon_grain.stores.mirror import Mirror
 from energon_grain.stores.object_client import ObjectClient
 from energon_grain.stores.page_cache import CachedObject, PageCache, PageWriter
@@ -258,6 +259,33 @@ def test_what_is_in_use_is_not_evicted(tmp_path: Path, other: bool) -> None:
     assert taken_bytes(tmp_path) <= limit
 
 
+def test_a_full_cache_refuses_pages_for_three_minutes_after_the_last_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example, one that a killed process has filled."""
+    assert keep(opened(tmp_path, 8 * PAGE, "killed"), *range(6))
+    cached = opened(tmp_path, 8 * PAGE)
+    now_s, clock_s = time.time(), time.monotonic()
+    for later_s, kept in ((0, False), (120, False), (181, True)):
+        monkeypatch.setattr(time, "time", lambda later_s=later_s: now_s + later_s)
+        monkeypatch.setattr(time, "monotonic", lambda later_s=later_s: clock_s + later_s)
+        assert keep(cached, 0, 1, 2) == kept
+    assert taken_bytes(tmp_path) <= 8 * PAGE
+
+
+def test_bytes_that_do_not_fit_are_counted_from_their_second_fetch_on(tmp_path: Path) -> None:
+    before = traffic()
+    for cached in (opened(tmp_path, 2 * PAGE), opened(tmp_path)):
+        for start, stop in ((0, 3 * PAGE), (4 * PAGE + 7, 4 * PAGE + 9), (4 * PAGE + 9, 4 * PAGE + 14)):
+            cached.put_whole(start, [CONTENT[start:stop]])
+        assert (traffic() - before).fetched_again_bytes == 5
+        before = traffic()
+    cached = opened(tmp_path / "small", 2 * PAGE)
+    for _ in range(3):
+        cached.put_whole(0, [CONTENT[: 3 * PAGE + 5]])
+    assert (traffic() - before).fetched_again_bytes == 2 * (3 * PAGE + 5)
+
+
 def test_refused_pages_are_handed_back(tmp_path: Path) -> None:
     cached = opened(tmp_path, 3 * PAGE)
     writer = PageWriter(cached, 0, 4)
@@ -287,7 +315,7 @@ def test_the_last_page_is_whole_where_the_object_ends(tmp_path: Path) -> None:
 
 
 def test_who_writes_while_another_process_evicts_passes_the_limit_by_a_twentieth(tmp_path: Path) -> None:
-    """What is refused once is not fetched ahead any more, so nobody may be refused for a moment's sake."""
+    """Refused pages are not fetched ahead any more, so a moment's contention may refuse none."""
     limit = 100 * PAGE
     content = memoryview(bytes(200 * PAGE))
     cache = PageCache(str(tmp_path), limit_bytes=limit, page_bytes=PAGE, stretch_pages=10)
@@ -399,6 +427,8 @@ def test_a_hundred_killed_processes_leave_nothing_wrong_and_nobody_waiting(tmp_p
     for number in range(20):
         cached = opened(folder, limit, f"object {number}")
         missing = cached.missing(0, 11)
+        for file in files_in(folder):  # those of killed processes count as in use for three minutes
+            os.utime(file, (time.time() - 181, time.time() - 181))
         for page in set(range(11)) - set(missing):
             assert cached.read(page * PAGE, min((page + 1) * PAGE, SIZE)) == CONTENT[page * PAGE : (page + 1) * PAGE]
         assert keep(cached, *missing)
@@ -445,7 +475,7 @@ def mirror_of(tmp_path: Path) -> MakeMirror:
 
 
 def files(mirror: Mirror) -> dict[str, bytes]:
-    """What is mirrored, without the mirror's own notes."""
+    """The mirrored files, without the mirror's own notes."""
     found = (path for path in mirror.folder.rglob("*") if path.is_file())
     named = {path.relative_to(mirror.folder).as_posix(): path.read_bytes() for path in found}
     return {name: data for name, data in named.items() if not name.startswith(".mirror.")}
