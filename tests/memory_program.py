@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from memory_checks import environment
 
 from energon_grain import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_grain.errors import ConfigError
@@ -84,12 +85,23 @@ def tree_bytes(process: psutil.Process) -> int:
     return total
 
 
-def run(path: Path, *arguments: object, before: Any = None, **environment: str) -> tuple[dict[str, Any], int]:
-    """The output of the program, and the largest PSS of its process tree in bytes."""
+ENTER = ("sh", "-c", 'echo $$ > "$0" && exec "$@"')
+"""Runs the command that follows the file `cgroup.procs` of a cgroup in it."""
+
+
+def run(path: Path, *arguments: object, group: Path | None = None, **variables: str) -> tuple[dict[str, Any], int]:
+    """The output of the program, and the largest PSS of its process tree in bytes.
+
+    Args:
+        path: The dataset.
+        *arguments: Further arguments of the program.
+        group: The cgroup to run it in.
+        **variables: Are added to its environment.
+    """
     program = [sys.executable, __file__, str(path), *map(str, arguments)]
-    with subprocess.Popen(
-        program, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}, preexec_fn=before
-    ) as started:
+    if group is not None:
+        program = [*ENTER, str(group / "cgroup.procs"), *program]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment(**variables)) as started:
         process, most = psutil.Process(started.pid), 0
         while started.poll() is None:
             most = max(most, tree_bytes(process))

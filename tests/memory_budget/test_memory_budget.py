@@ -8,30 +8,33 @@ from __future__ import annotations
 import math
 import os
 import re
-import signal
+import subprocess
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import memory_checks
 import memory_program
 import numpy as np
 import pytest
+from patience import PATIENCE_S
 
-from energon_grain import StreamMemory, use_memory
+from energon_grain import StreamMemory
 from energon_grain.errors import ConfigError
-from energon_grain.formats.mapped_files import map_file, mapped_bytes, release_mapped
-from energon_grain.memory_budget.budget import join_budget
 from energon_grain.memory_budget.measure import descendants, measure
 from energon_grain.memory_budget.settings import bytes_of
 from energon_grain.memory_budget.shares import divide
-from energon_grain.stream.memory import holders, look_ahead
 from energon_grain.testing import make_text_dataset
 
 MIB = 1 << 20
 STEPS = 12
-BUDGETS = {"thread": 330 * MIB, "process": 500 * MIB}
+BUDGETS = {"thread": 400 * MIB, "process": 500 * MIB}
+"""Threads need 270 to 335 MiB, by how many batches of 32 MB happen to be in progress at once, and hold 500 without."""
 WITHIN = 1.05
+BATCH_BYTES = 32 * 1_000_000
+"""On a busy machine, a batch may begin between two measurements that are far apart."""
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +47,8 @@ def unlimited(texts: Path) -> dict[str, Any]:
     """The output of the program without a budget."""
     found, most = memory_program.run(texts, 2, "thread", STEPS, "none")
     assert found["held"] is None
-    assert most > WITHIN * BUDGETS["thread"], "otherwise a budget limits nothing"
+    assert most > WITHIN * BUDGETS["thread"] + BATCH_BYTES, "otherwise a budget limits nothing"
     return found
-
-
-@pytest.fixture(autouse=True)
-def no_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("LOCAL_WORLD_SIZE", "ENERGON_GRAIN_MEMORY", "ENERGON_GRAIN_MEMORY_LEDGER"):
-        monkeypatch.delenv(name, raising=False)
-    yield
-    use_memory(None)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +66,7 @@ def test_a_wrong_size_is_an_error_with_examples(size: object) -> None:
 
 
 def test_processes_of_a_host_share_it_equally(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert StreamMemory("8GiB").own_bytes == 8 << 30
     assert StreamMemory("8GiB", processes=4).own_bytes == 2 << 30
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
@@ -99,7 +95,7 @@ def test_the_tree_stays_within_the_budget_and_batches_are_the_same(
     budget = BUDGETS[worker_type]
     found, most = memory_program.run(texts, 2, worker_type, STEPS, budget)
     assert found["digest"] == unlimited["digest"]
-    assert most < WITHIN * budget
+    assert most < WITHIN * budget + BATCH_BYTES
     assert found["processes"] == (1 if worker_type == "thread" else 3)
     if worker_type == "thread":
         assert sum(found["held"].values()) == pytest.approx(found["used"], rel=0.1)
@@ -116,114 +112,54 @@ def test_below_the_minimum_an_error_names_the_number_that_suffices(texts: Path) 
 
 
 def test_the_environment_sets_the_budget(texts: Path) -> None:
-    found, most = memory_program.run(texts, 2, "thread", STEPS, "none", ENERGON_GRAIN_MEMORY="330MiB")
-    assert found["budget"] == 330 * MIB
-    assert most < WITHIN * 330 * MIB
+    budget = BUDGETS["thread"]
+    found, most = memory_program.run(texts, 2, "thread", STEPS, "none", ENERGON_GRAIN_MEMORY=str(budget))
+    assert found["budget"] == budget
+    assert most < WITHIN * budget + BATCH_BYTES
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the thread of the budget runs
 def test_a_forked_process_shares_the_budget() -> None:
-    use_memory("1GiB")
-    before = join_budget()
-    assert before is not None
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        joined = join_budget()
-        os.write(writer, b"%d" % (0 if joined is None else len(joined.ledger.alive())))
-        os._exit(0)
-    os.close(writer)
-    assert os.read(reader, 10) == b"2"
-    os.close(reader)
-    os.waitpid(child, 0)
-    assert len(before.ledger.alive()) == 1, "an ended process has no row"
+    found = memory_checks.found("forked")
+    assert found["in_child"] == 2
+    assert found["after"] == 1, "an ended process has no row"
 
 
 def test_a_second_budget_replaces_the_first_and_none_lifts_it() -> None:
-    use_memory("1GiB")
-    first = join_budget()
-    use_memory("2GiB")
-    assert join_budget() is first
-    assert first is not None
-    assert first.use().budget_bytes == 2 << 30
-    use_memory(None)
-    assert join_budget() is None
-    assert look_ahead.budget is None
-
-
-class Cache:
-    """A holder that takes what it is allowed."""
-
-    holder = "caches"
-
-    def __init__(self) -> None:
-        self.data: list[bytearray] = []
-        self.allowed = 0
-
-    def held_bytes(self) -> int:
-        return sum(map(len, self.data))
-
-    def allow(self, size_bytes: int) -> None:
-        self.allowed = size_bytes
-        while self.held_bytes() > size_bytes:
-            self.data.pop()
+    assert memory_checks.found("replaced") == {"same": True, "budget": 2 << 30, "lifted": True}
 
 
 def test_a_holder_is_asked_to_give_back_what_the_program_takes() -> None:
-    cache = Cache()
-    holders.add(cache)
-    used = measure().total
-    use_memory(used + 200 * MIB)
-    budget = join_budget()
-    assert budget is not None
-    for _ in range(40):
-        budget.update()
-        while cache.held_bytes() + 4 * MIB < cache.allowed:
-            cache.data.append(bytearray(os.urandom(4096)) * 1024)
-    held = cache.held_bytes()
-    assert held > 80 * MIB, "the cache gets the rest"
-    own = bytearray(os.urandom(4096)) * 256 * 120  # the program itself takes 120 MiB
-    for _ in range(10):
-        budget.update()
-    assert cache.held_bytes() < held - 40 * MIB
-    assert measure().total < WITHIN * budget.ledger.budget_bytes
-    use = budget.use()
-    assert {each.name: each.held_bytes for each in use.holders}["caches"] == cache.held_bytes()
-    assert use.used_bytes == pytest.approx(sum(each.held_bytes for each in use.holders), rel=0.02)
-    del own
+    found = memory_checks.found("given_back")
+    assert found["before"] > 80 * MIB, "the cache gets the rest"
+    assert found["own"] == 120 * MIB
+    assert found["after"] < found["before"] - 40 * MIB
+    assert found["total"] < WITHIN * found["budget"]
+    assert found["held"]["caches"] == found["after"]
+    assert found["used"] == pytest.approx(sum(found["held"].values()), rel=0.02)
 
 
 def test_pages_of_mapped_files_are_given_back(tmp_path: Path) -> None:
-    path = tmp_path / "index"
-    path.write_bytes(os.urandom(4096) * (32 * MIB // 4096))
-    with open(path, "rb") as file:
-        mapping = map_file(file.fileno())
-    assert mapped_bytes() >= 32 * MIB
-    total = int(np.frombuffer(mapping, np.uint8).sum(dtype=np.int64))
-    touched = measure().files
-    release_mapped()
-    assert measure().files < touched - 30 * MIB
-    assert int(np.frombuffer(mapping, np.uint8).sum(dtype=np.int64)) == total
+    found = memory_checks.found("mapped", tmp_path)
+    assert found["mapped"] >= 64 * MIB
+    touched, released, touched_again, released_again = found["pages"]
+    for before, after in ((touched, released), (touched_again, released_again)):
+        assert after < before - 32 * MIB  # other processes that share a library with this one change both
+    assert len(set(found["sums"])) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_processes_below_are_found() -> None:
-    child = os.fork()
-    if not child:
-        signal.pause()
-        os._exit(0)
-    try:
-        assert child in descendants(os.getpid())
-        assert measure(child).total > 0
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert child not in descendants(os.getpid())
-    assert measure(child).total == 0
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        try:
+            assert child.pid in descendants(os.getpid())
+            assert measure(child.pid).total > 0
+        finally:
+            child.kill()
+    assert child.pid not in descendants(os.getpid())
+    assert measure(child.pid).total == 0
 
 
-def _cgroup(limit_bytes: int) -> tuple[Path, Callable[[], None]] | None:
-    """A new memory cgroup, and a function that puts the calling process in it; None: this system allows none."""
+def _cgroup(limit_bytes: int) -> Path | None:
+    """A new memory cgroup; None: this system allows none, or no process to enter it."""
     for root, limit in (
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
         (Path("/sys/fs/cgroup"), "memory.max"),
@@ -233,23 +169,32 @@ def _cgroup(limit_bytes: int) -> tuple[Path, Callable[[], None]] | None:
             group.mkdir()
         except OSError:
             continue
-        try:
+        with suppress(OSError):
             (group / limit).write_text(str(limit_bytes))
-        except OSError:
-            group.rmdir()
-            continue
-        return group, lambda group=group: (group / "cgroup.procs").write_text(str(os.getpid())) and None
+            entered = subprocess.run([*memory_program.ENTER, group / "cgroup.procs", "true"], capture_output=True)
+            if not entered.returncode:
+                return group
+        _remove(group)
     return None
+
+
+def _remove(group: Path) -> None:
+    """Remove a cgroup. Processes that have just ended may still count."""
+    until = time.monotonic() + PATIENCE_S
+    while group.exists() and time.monotonic() < until:
+        with suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.05)
 
 
 def test_in_a_cgroup_of_that_size_nothing_is_killed(texts: Path) -> None:
     budget = BUDGETS["process"]
-    found = _cgroup(math.ceil(WITHIN * budget))
-    if found is None:
+    group = _cgroup(math.ceil(WITHIN * budget))
+    if group is None:
         pytest.skip("this system allows no new memory cgroups")
-    group, enter = found
     try:
-        output, _ = memory_program.run(texts, 2, "process", STEPS, budget, before=enter)
+        output, _ = memory_program.run(texts, 2, "process", STEPS, budget, group=group)
         assert "digest" in output
     finally:
-        group.rmdir()
+        _remove(group)
