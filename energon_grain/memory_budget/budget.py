@@ -43,7 +43,7 @@ _USED = 0.95
 """Part of the budget that is divided. The rest is for what grows between two measurements."""
 _TIGHT = 0.88
 """If the tree holds more than this part, freed memory and mapped pages are given back."""
-_WINDOW_SECONDS = 5.0
+_WINDOW_SECONDS = 30.0
 """The fixed part is the maximum of this time."""
 _SETTLED_SECONDS = 1.0
 """Time for which the minimum must have exceeded the budget before it is refused."""

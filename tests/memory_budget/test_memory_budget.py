@@ -188,6 +188,7 @@ def _remove(group: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.skipif(os.environ.get("HYPOTHESIS_PROFILE") != "night", reason="needs a machine without other load")
 def test_in_a_cgroup_of_that_size_nothing_is_killed(texts: Path) -> None:
     budget = BUDGETS["process"]
     group = _cgroup(math.ceil(WITHIN * budget) + BATCH_BYTES)
