@@ -3,7 +3,7 @@
 
 A chunk of samples needs small pieces from dozens of places. But positions are known long in advance: together, those of
 some hundred megabytes form long runs of bytes. These are fetched while earlier ones are read. If fewer samples form
-runs of a megabyte, a step has only an eighth of what was fetched before, so that a short run fetches little that it
+ranges of useful size, a step has only an eighth of what was fetched before, so that a short run fetches little that it
 does not use.
 """
 
@@ -32,12 +32,14 @@ _Range = tuple[RemoteFiles, str, int, int]  # path, first byte, one past the las
 _POLL_SECONDS = 0.2
 _MAX_GAP_FACTOR = 1.5
 """Maximum factor by which gaps between samples may enlarge a step."""
-_FIRST_STEP_BYTES = 8 << 20
+_FIRST_STEP_BYTES = 24 << 20
 _STEP_SHARE = 8
 """A short step has one in this many of the bytes that were fetched before. Two steps are fetched and not yet used."""
+_TRIAL_BYTES = 96 << 20
+_TRIAL_RANGE_BYTES = 64 << 10
 _LEAST_RANGE_BYTES = 1 << 20
-"""Minimum mean size of the ranges of a short step. With dozens of requests under way, the latency of one equals about
-100 KiB, so larger ranges would hardly take less time."""
+"""Minimum mean size of the ranges of a short step, at first and later. With dozens of requests under way, the latency
+of one equals about 100 KiB, so the first bytes may take twice the time. Later ones take hardly more."""
 _FEW_DRAWS = 16
 _UNCUT_DRAWS = 256
 
@@ -124,10 +126,12 @@ class LookAhead:
 
     def _step(self, draws: Draws) -> _Step:
         """The next step: a short one, unless its requests would be small, which is checked from time to time."""
+        trial = self._fetched_bytes < _TRIAL_BYTES
         if self._is_short or self._fetched_bytes >= self._check_at_bytes:
             step = self._step_of(draws, self._short_bytes)
             self._check_at_bytes = 2 * self._fetched_bytes
-            self._is_short = step.size_bytes >= _LEAST_RANGE_BYTES * len(step.ranges)
+            least_bytes = _TRIAL_RANGE_BYTES if trial else _LEAST_RANGE_BYTES
+            self._is_short = step.size_bytes >= least_bytes * len(step.ranges)
             if self._is_short or len(step.draws) == len(draws):
                 return step
         return self._step_of(draws, self._most_bytes)
