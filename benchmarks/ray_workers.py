@@ -59,7 +59,7 @@ FIELDS = {"floats": "image", "bytes": "image", "waiting": "text"}
 
 
 def throughput(folder: str, way: Way, encoder: str, workers: int, warmup_s: float, seconds: float) -> dict[str, Any]:
-    """Measure the rate of a loader with workers of a kind, and `driver_ms`, the CPU time of this process per chunk."""
+    """Measure the rate of a loader with workers of a kind, and `driver_ms`, this process's CPU time per chunk, warm."""
     if way == "process":
         config = WorkerConfig(0, 1, workers, worker_type="process")
         return _measured(folder, encoder, config, lambda: 0, warmup_s, seconds)
@@ -97,10 +97,13 @@ def _measured(
         task_encoder=ENCODERS[encoder](),
     )
     before: list[float] = []
+    first: list[float] = []
 
     def weigh(batch: Any) -> tuple[int, int]:
-        if not before:
+        if not first:
             gc.collect()
+            first.append(time.perf_counter())
+        if not before and time.perf_counter() - first[0] >= warmup_s:
             before[:] = time.process_time(), chunks()
         return weigh_column(getattr(batch, FIELDS[encoder]))
 
