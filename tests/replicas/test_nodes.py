@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_dead_processes_of_another_node_hold_nobody_up(path: Path, tmp_path: Pat
         fourth.ask("steps", 20)
         error, seconds = fourth.answer()
         assert "WorkerError: rank 2, which reads the batches of rank 3, has ended" in error
-        assert seconds < 1
+        assert seconds < 5  # below 1 on a quiet machine; a connection without a word would be noticed after 10
         fourth.ask("state")
         step = fourth.answer()[0]["step"]
         assert steps_of([fourth], 23 - step) == [expected[step:23]]  # it reads what it missed, and gets the rest
@@ -158,8 +159,14 @@ def test_dead_processes_of_another_node_hold_nobody_up(path: Path, tmp_path: Pat
 
 
 def decoded(replica: Any) -> int:
-    replica.ask("decoded")
-    return replica.answer()[0]
+    """The number of samples that a replica has decoded, once its threads have ended what they read ahead."""
+    counts = [-1]
+    while True:
+        replica.ask("decoded")
+        counts.append(replica.answer()[0])
+        if counts[-1] == counts[-2]:
+            return counts[-1]
+        time.sleep(0.5)
 
 
 @pytest.mark.slow
@@ -174,7 +181,7 @@ def test_after_a_dead_reader_the_next_rank_reads_for_all_nodes(path: Path, tmp_p
         for replica in others:
             error, seconds = replica.answer()
             assert "WorkerError: rank 0, which reads the batches of rank" in error
-            assert seconds < 1
+            assert seconds < 5  # below 1 on a quiet machine; a connection without a word would be noticed after 10
         places = []
         for replica in others:
             replica.ask("state")
