@@ -100,12 +100,19 @@ class MemoryBudget:
             self.ledger.leave()
 
     def _run(self) -> None:
+        failed = False
         while True:
             began = time.monotonic()
             try:
                 self.update()
             except Exception:
-                _logger.warning("the memory budget could not be divided", exc_info=True)
+                if not failed:
+                    _logger.warning(
+                        "the memory budget could not be divided. Loaders keep their last limits, and this is tried "
+                        "again; please report it",
+                        exc_info=True,
+                    )
+                failed = True
             took = time.monotonic() - began
             interval = _INTERVALS[began - self._began > _FIRST_SECONDS]
             if self._ended.wait(max(interval, _COST * took)):
