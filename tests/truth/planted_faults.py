@@ -129,3 +129,17 @@ class ClaimsLittle(lists.Loader):
     """Shuffles, and promises nothing else."""
 
     claims = frozenset({"shuffle"})
+
+
+class EndsEarly(lists.Loader):
+    """Ends after two steps of each start."""
+
+    def open(self, run: Run) -> None:
+        super().open(run)
+        self.left = 2
+
+    def next(self) -> list[Sample]:
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return super().next()
