@@ -421,7 +421,12 @@ def by_state(
         return Amended(spec=spec, amendments=before, progress=_restored(cursor, spec, share))
     amendments, rows, excluded = _saved(dataset, plain, cursor, before, new)
     change = Change(amendments.mixture, new)
+    before_change = {id(unit) for unit in mixtures.units(amendments.mixture) if unit.removed}
     removed = mixtures.note_removed(amendments.mixture, rows)
+    _warn_of_renamed(
+        [unit for unit in mixtures.units(amendments.mixture) if unit.removed and id(unit) not in before_change],
+        {name: row for name, row in plain.manifest()["leaves"].items() if name not in {*amendments.mixture.names()}},
+    )
     found = _continued(amendments, change, dataset, plain, cursor, share, note, removed, held, excluded, any_host)
     if found is not None:
         return found
@@ -430,6 +435,20 @@ def by_state(
         return Amended(spec=plain, amendments=None, progress=_restored(cursor, plain, share))
     spec = amendments.compiled(dataset, plain, share)
     return Amended(spec=spec, amendments=amendments, progress=_restored(cursor, spec, share))
+
+
+def _warn_of_renamed(gone: Sequence[Unit], added: Mapping[str, Mapping[str, Any]]) -> None:
+    """Log added leaves that have the data of leaves that are gone: under another name, they begin again."""
+    was = {row.get("content"): name for unit in gone for name, row in zip(unit.leaves, unit.rows or (), strict=False)}
+    for name, row in added.items():
+        if old := was.get(row["content"]):
+            _logger.warning(
+                "%s has the data of %s, which the configuration no longer has. It begins again, and repeats samples "
+                "that %s delivered. To continue there, give it the name that it had",
+                name,
+                old,
+                old,
+            )
 
 
 def _restored(cursor: Cursor, spec: StreamSpec, share: Share) -> Progress:

@@ -24,7 +24,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from energon_grain.errors import AmendmentError
+from energon_grain.errors import AmendmentError, ConfigError, KeyNotFoundError
 from energon_grain.samplers.expression import Expression
 from energon_grain.sources.rows import Rows, SelectedSource, rows_of
 from energon_grain.sources.source import Source
@@ -134,13 +134,19 @@ def select(wanted: Named, leaves: Mapping[str, Source], leaf_of: Callable[[str],
         leaf = leaf_of(name)
         source = leaves[leaf]
         if isinstance(what, str):
-            samples = where(source, what)
+            try:
+                samples = where(source, what)
+            except (ConfigError, KeyNotFoundError) as error:
+                raise type(error)(
+                    f"{error}. In exclude, the text of a dataset is a condition over columns: write keys as a list "
+                    f"({{{name!r}: [{what!r}]}}), and a file in place of the whole argument"
+                ) from error
             if not samples.size:
                 raise AmendmentError(f"amend: exclude of {name!r}: {what!r} holds for none of {len(source):,} samples")
             found.append(Selected(leaf=leaf, samples=samples, condition=Expression.parse(what, where="exclude").text))
             continue
         places = _find(source, what)
-        _refuse_unknown([key for key in what if key not in places], f"dataset {name!r} has")
+        _refuse_unknown([key for key in what if key not in places], f"dataset {name!r} has no")
         found.append(Selected(leaf=leaf, samples=np.unique(np.concatenate([*places.values()]))))
     return found
 
@@ -149,7 +155,7 @@ def _anywhere(keys: list[str], leaves: Mapping[str, Source]) -> list[Selected]:
     """Keys, each of which must be in exactly one leaf."""
     places = {leaf: _find(source, keys) for leaf, source in leaves.items()}
     owners = {key: [leaf for leaf in leaves if key in places[leaf]] for key in keys}
-    _refuse_unknown([key for key in keys if not owners[key]], "no dataset of this run has")
+    _refuse_unknown([key for key in keys if not owners[key]], "no dataset of this run has a")
     for key, own in owners.items():
         if len(own) > 1:
             raise AmendmentError(
@@ -166,7 +172,7 @@ def _refuse_unknown(keys: list[str], who: str) -> None:
         shown = ", ".join(map(repr, keys[:_SHOWN])) + (
             f" and {len(keys) - _SHOWN:,} more" if len(keys) > _SHOWN else ""
         )
-        raise AmendmentError(f"amend: exclude: {who} no sample or shard {shown}")
+        raise AmendmentError(f"amend: exclude: {who} sample or shard {shown}")
 
 
 def where(source: Source, condition: str) -> Int64Array:

@@ -74,8 +74,9 @@ def amend(
     exclude: Annotated[
         list[str] | None,
         typer.Option(
-            help="Samples to exclude: a file with a key per line; `dataset=key,key` (keys, `shard/key` or shards); or "
-            "`dataset=condition` over columns, such as `books=quality < 0.2`. May be repeated."
+            help="Samples to exclude: a file with a key, or dataset, tab and key per line; `dataset=key,key` "
+            "(keys, `shard/key` or shards); or `dataset=condition` over columns, such as `books=quality < 0.2`. "
+            "May be repeated."
         ),
     ] = None,
     batch_size: Annotated[

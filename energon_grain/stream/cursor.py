@@ -453,7 +453,7 @@ def _is_amendable(lines: Sequence[str]) -> bool:
     """Whether only weights differ, or datasets that were added, removed or selected more narrowly."""
     sizes = [(int(found[1]), int(found[2])) for found in map(_SIZES.search, lines) if found]
     fewer = bool(sizes) and all(after < before for before, after in sizes)
-    ends = (": not there when saved", ": saved {", "now gone")
+    ends = (": not set when saved", ": saved {", "now not set")
     return all(
         line.startswith("mixture.")
         or (line.startswith("leaves.") and any(end in line for end in ends))

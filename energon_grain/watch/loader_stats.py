@@ -451,7 +451,9 @@ def _work_bound(stats: LoaderStats, stage: StageTime, busiest: str) -> Bound:
             f"make batches too."
         )
         return Bound(kind="work", cause=cause, name=name, advice=advice)
-    more_workers = f"use more workers (there are {setup.cores} cores)"
+    mostly_waits = stage.cpu_seconds < stage.seconds / 3
+    cores = "it mostly waits, so use more of them than cores" if mostly_waits else f"there are {setup.cores} cores"
+    more_workers = f"use more workers ({cores})"
     one_at_a_time = stage.place == "one worker" and setup.workers > 1
     advice = work_advice(name, takes, one_at_a_time=one_at_a_time, more_workers=more_workers)
     return Bound(kind="work", cause=cause, name=name, advice=advice)

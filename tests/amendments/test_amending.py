@@ -340,3 +340,27 @@ def test_the_same_datasets_in_another_order(run: Run) -> None:
     restarted(run, {"b": 1, "a": 3}, again)
     run.step(3)
     assert run.log[16:] == run.log[7:10]
+
+
+def test_a_dataset_that_comes_back_under_another_name(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run.start()
+    run.step(2)
+    path = run.data / "c"
+    run.loaders[0].amend(add={"fresh": {"path": str(path), "name": "fresh"}}, weights={"a": 1, "b": 1, "fresh": 1})
+    state = run.state()
+    run.weights = {"a": 1, "b": 1}
+    run.start(state, on_change="amend")
+    assert not caplog.messages
+    run.weights = {"a": 1, "b": 1, "c": 1}
+    run.start(state, on_change="amend")
+    (said,) = caplog.messages
+    assert "/c/train//0 has the data of name/fresh/0" in said
+
+
+def test_the_error_about_an_added_dataset_offers_to_amend(run: Run) -> None:
+    run.start()
+    run.step(2)
+    state = run.state()
+    run.weights = {**run.weights, "c": 1}
+    with pytest.raises(FingerprintError, match="on_change='amend'"):
+        run.start(state)

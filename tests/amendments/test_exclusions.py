@@ -28,7 +28,7 @@ from energon_grain import (
     get_train_dataset,
 )
 from energon_grain.amendments.exclusions import pack_samples, unpack_samples
-from energon_grain.errors import AmendmentError, FingerprintError, StateError
+from energon_grain.errors import AmendmentError, ConfigError, FingerprintError, KeyNotFoundError, StateError
 from energon_grain.samplers.leaf_order import LeafTable
 
 LAST = 60
@@ -492,7 +492,7 @@ def test_ways_to_name_samples(own: Run, tmp_path: Path) -> None:
     for exclude, said in [
         (keys(3), "nothing changes"),
         (keys(1), "several datasets have the key '000001'"),
-        (keys(999), "no dataset of this run has"),
+        (keys(999), "no dataset of this run has a sample or shard '000999'"),
         ({"z": keys(1)}, "there is no dataset 'z'"),
         ({"a": [1]}, "expected a list of keys"),
         ([], "expected a list of keys"),
@@ -502,6 +502,9 @@ def test_ways_to_name_samples(own: Run, tmp_path: Path) -> None:
             exclude = {"a": exclude}
         with pytest.raises(AmendmentError, match=said):
             loader.amend(exclude=exclude)
+    for text in ("000040", "one.txt", "size < 3"):
+        with pytest.raises((ConfigError, KeyNotFoundError), match="write keys as a list"):
+            loader.amend(exclude={"a": text})
     run.step(20)
     late = {key for name, _, key, _ in delivered(run, 1) if name == "a"}
     assert late == set(range(30, 61)) - {60, *range(40, 47)}

@@ -125,7 +125,7 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch, which: Callable[[str], bool]) ->
 @pytest.mark.parametrize(
     ("encoder", "workers", "cause", "name", "said"),
     [
-        (SlowHook, 0, "hook", "encode_sample", "use more workers"),
+        (SlowHook, 0, "hook", "encode_sample", "it mostly waits, so use more of them than cores"),
         (SlowHook, 2, "hook", "encode_sample", "in one thread at a time): set thread_safe = True"),
         (Stubborn, 2, "interpreter", "encode_sample", "The rate is limited by Python's lock"),
         (SlowBatch, 2, "hook", "encode_batch", "in the thread that makes batches"),
