@@ -12,7 +12,7 @@ from energon_grain.errors import ConfigError
 
 
 class _Owner(NamedTuple):
-    """What an owner may hold, and what may be needed beside it, in bytes."""
+    """The bytes that an owner may hold, and those that may exist beside it."""
 
     held: float = 0.0
     beside: float = 0.0

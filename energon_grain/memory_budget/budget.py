@@ -61,10 +61,12 @@ _COST = 30
 """Measuring takes at most 1/30 of the time of one core."""
 _GIVING_BACK_COST = 50
 _ASKED_BYTES = 16 << 20
+_FORGETTING = 0.95
+"""The earlier size of a holder is reduced by this factor at each measurement: buffers in use return in a moment."""
 _GROWTH_BYTES, _GROWTH_STEPS = 8 << 20, 6
 _MIB = 1 << 20
 _LEAST_CHUNK_BYTES = 256 << 10
-_CHUNKS = 16
+_CHUNKS = 32
 """A chunk, of which each worker makes one at a time, has at most this part of what this process may hold."""
 
 
@@ -80,11 +82,12 @@ class MemoryBudget:
         self.look_ahead = LookAhead()
         self._serves = serves
         self._allowed: weakref.WeakKeyDictionary[MemoryHolder, int] = weakref.WeakKeyDictionary()
+        self._recent: weakref.WeakKeyDictionary[MemoryHolder, int] = weakref.WeakKeyDictionary()
         self._limits: deque[_Limits] = deque()
         self._known = 0, 0  # the highest lower limit and the lowest upper one
         self._began = time.monotonic()
         self._most_bytes = 0
-        self._others_at = self._give_back_at = 0.0
+        self._others_at = self._give_back_at = self._measured_at = 0.0
         self._others_bytes = 0
         self._ended = threading.Event()
         self._measuring = threading.RLock()
@@ -137,7 +140,7 @@ class MemoryBudget:
             held = {holder: holder.held_bytes() for holder in own}
             held_or_beside = held | {self.look_ahead: held.get(self.look_ahead, 0) + self.look_ahead.beside_bytes()}
             asked = {holder: self._asks(holder, size_bytes) for holder, size_bytes in held_or_beside.items()}
-            found = measure()
+            found, self._measured_at = measure(), time.monotonic()
             self._write(found, held, sum(asked.values()))
             self.ledger.own["charged"] = sum(held_or_beside.values())
             rows = self.ledger.alive()
@@ -151,6 +154,7 @@ class MemoryBudget:
     def _asks(self, holder: MemoryHolder, held_bytes: int) -> int:
         if holder is self.look_ahead and not self.look_ahead.least_bytes():
             return 0
+        held_bytes = self._recent[holder] = max(held_bytes, int(_FORGETTING * self._recent.get(holder, 0)))
         full = held_bytes > 0.6 * self._allowed.get(holder, 0)
         asked = held_bytes * (2 if full else 1) + _ASKED_BYTES
         return max(asked, self.look_ahead.least_bytes()) if holder is self.look_ahead else asked
@@ -255,8 +259,9 @@ class MemoryBudget:
         return int(rows["floor"].sum() + rows["others"].sum())
 
     def use(self) -> MemoryUse:
-        """Who holds what, now."""
-        self.update()
+        """Who holds what, as measured in the last 50 ms."""
+        if time.monotonic() - self._measured_at > _INTERVALS[0]:
+            self.update()
         rows = self.ledger.alive()
         held = dict(zip(KINDS, rows["held"].sum(axis=0).tolist(), strict=True))
         own = rows["pid"] == os.getpid()

@@ -26,7 +26,7 @@ class Measured(NamedTuple):
         total: All of it.
         files: Pages of mapped files: libraries and indices.
         shared: Pages of memory files (memfd) and shared memory.
-        elsewhere: What other processes have of pages that this one maps too; it counts here when they end.
+        elsewhere: The part of other processes in pages that this one maps too. It counts here when they end.
     """
 
     total: int = 0
