@@ -3,8 +3,7 @@
 
 Making thousands of samples at once looks like a leak to the collector: it runs every 700 objects, finds nothing, and
 takes a sixth of the time of a chunk of texts. It is paused while the objects of a chunk are made, and restored right
-after. If several threads do so in turn, it still runs at least about once a second, because the rest of the program
-makes objects too.
+after. If several threads do so in turn, it still runs about once a second: the rest of the program makes objects too.
 """
 
 from __future__ import annotations
