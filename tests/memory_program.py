@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from memory_checks import environment
+from tree_memory import most_bytes
 
 from energon_grain import TaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 from energon_grain.errors import ConfigError
@@ -24,7 +24,7 @@ from energon_grain.memory_budget.settings import ENVIRONMENT
 
 PAUSE_S, LONGEST_S = 1.0, 60.0
 """Time for the look-ahead to fill, with a budget, and at most without."""
-FULL = 4
+FULL, PREFETCH_FACTOR = 12, 6
 """Batches of a full queue of two workers."""
 
 
@@ -50,7 +50,7 @@ def read(path: str, workers: int, worker_type: Any, steps: int, memory: str | No
     digest = hashlib.blake2b()
     options: dict[str, Any] = {} if memory is None else {"memory": memory}
     try:
-        with get_savable_loader(dataset, **options) as loader:
+        with get_savable_loader(dataset, prefetch_factor=PREFETCH_FACTOR, **options) as loader:
             for step in range(steps):
                 digest.update("".join(next(loader)["key"]).encode())
                 if step == 0:
@@ -71,20 +71,6 @@ def read(path: str, workers: int, worker_type: Any, steps: int, memory: str | No
     }
 
 
-def tree_bytes(process: psutil.Process) -> int:
-    """Sum of the PSS of a process and all below it."""
-    total = 0
-    try:
-        for each in [process, *process.children(recursive=True)]:
-            try:
-                total += each.memory_full_info().pss
-            except psutil.Error:
-                continue
-    except psutil.Error:
-        return 0
-    return total
-
-
 ENTER = ("sh", "-c", 'echo $$ > "$0" && exec "$@"')
 """Runs the command that follows the file `cgroup.procs` of a cgroup in it."""
 
@@ -102,10 +88,7 @@ def run(path: Path, *arguments: object, group: Path | None = None, **variables: 
     if group is not None:
         program = [*ENTER, str(group / "cgroup.procs"), *program]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment(**variables)) as started:
-        process, most = psutil.Process(started.pid), 0
-        while started.poll() is None:
-            most = max(most, tree_bytes(process))
-            time.sleep(0.05)
+        most = most_bytes(started)
         assert started.stdout is not None
         text = started.stdout.read()
     assert started.returncode == 0, started.returncode

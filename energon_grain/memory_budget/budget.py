@@ -2,10 +2,14 @@
 """The budget of a process tree: its memory is measured, and the rest is divided.
 
 Every process of the tree measures itself several times per second. The memory that no holder can give back (the
-interpreter, the program, work in progress) is its *fixed* part, of which the maximum of the last seconds counts. The
-budget without the fixed parts of all processes is divided: first among the processes, then among the holders of each. A
-holder is allowed a sixth of that at first, and grows in steps of this size, so work in progress shows up in a
-measurement before the look-ahead grows further.
+interpreter, the program) is its *fixed* part. The budget without the fixed parts of all processes is divided: first
+among the processes, then among the holders of each. A holder is allowed a sixth of that at first, and grows in steps of
+this size, so samples that become larger show up in a measurement before the look-ahead grows further.
+
+Work in progress begins and ends between measurements, so it is not measured but reserved: a loader is charged for the
+copies that its workers may make at once (`LookAhead`). A measurement contains an unknown part of these. It limits the
+fixed part from both sides: by what is left if all of them exist, and if none does. The larger of the highest lower
+limit and the lowest upper limit of the last seconds counts.
 
 A holder that is full asks for twice its size, and one that is not asks for little more than it has.
 """
@@ -22,7 +26,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +37,7 @@ from energon_grain.memory_budget.allocator import keep_little_memory, trim
 from energon_grain.memory_budget.ledger import ENVIRONMENT as LEDGER, KINDS, Ledger
 from energon_grain.memory_budget.measure import Measured, measurable, measure
 from energon_grain.memory_budget.settings import ENVIRONMENT, StreamMemory
-from energon_grain.memory_budget.shares import divide
+from energon_grain.memory_budget.shares import divide_now
 from energon_grain.memory_budget.use import HeldMemory, MemoryUse
 from energon_grain.stream.memory import CHUNK_BYTES, MemoryHolder, holders, look_ahead
 from energon_grain.words import format_bytes
@@ -44,7 +48,9 @@ _USED = 0.95
 _TIGHT = 0.88
 """If the tree holds more than this part, freed memory and mapped pages are given back."""
 _WINDOW_SECONDS = 30.0
-"""The fixed part is the maximum of this time."""
+"""Time for which a lower limit of the fixed part counts."""
+_UPPER_SECONDS = 5.0
+"""Time for which an upper limit of the fixed part counts."""
 _SETTLED_SECONDS = 1.0
 """Time for which the minimum must have exceeded the budget before it is refused."""
 _INTERVALS = (0.05, 0.25)
@@ -55,24 +61,33 @@ _COST = 30
 """Measuring takes at most 1/30 of the time of one core."""
 _GIVING_BACK_COST = 50
 _ASKED_BYTES = 16 << 20
+_FORGETTING = 0.95
+"""The earlier size of a holder is reduced by this factor at each measurement: buffers in use return in a moment."""
 _GROWTH_BYTES, _GROWTH_STEPS = 8 << 20, 6
 _MIB = 1 << 20
 _LEAST_CHUNK_BYTES = 256 << 10
-_CHUNKS = 16
+_CHUNKS = 32
 """A chunk, of which each worker makes one at a time, has at most this part of what this process may hold."""
 
 
 class MemoryBudget:
-    """The part of this process in the budget of its tree, and the thread that keeps to it."""
+    """The part of this process in the budget of its tree, and the thread that keeps to it.
 
-    def __init__(self, ledger: Ledger) -> None:
+    Args:
+        serves: Whether a loader of another process makes this one work, and is charged for what it makes.
+    """
+
+    def __init__(self, ledger: Ledger, *, serves: bool = False) -> None:
         self.ledger = ledger
         self.look_ahead = LookAhead()
+        self._serves = serves
         self._allowed: weakref.WeakKeyDictionary[MemoryHolder, int] = weakref.WeakKeyDictionary()
-        self._fixed: deque[tuple[float, int]] = deque()
+        self._recent: weakref.WeakKeyDictionary[MemoryHolder, int] = weakref.WeakKeyDictionary()
+        self._limits: deque[_Limits] = deque()
+        self._known = 0, 0  # the highest lower limit and the lowest upper one
         self._began = time.monotonic()
         self._most_bytes = 0
-        self._others_at = self._give_back_at = 0.0
+        self._others_at = self._give_back_at = self._measured_at = 0.0
         self._others_bytes = 0
         self._ended = threading.Event()
         self._measuring = threading.RLock()
@@ -123,40 +138,58 @@ class MemoryBudget:
         with self._measuring:
             own = holders_now()
             held = {holder: holder.held_bytes() for holder in own}
-            asked = {holder: self._asks(holder, size_bytes) for holder, size_bytes in held.items()}
-            found = measure()
+            held_or_beside = held | {self.look_ahead: held.get(self.look_ahead, 0) + self.look_ahead.beside_bytes()}
+            asked = {holder: self._asks(holder, size_bytes) for holder, size_bytes in held_or_beside.items()}
+            found, self._measured_at = measure(), time.monotonic()
             self._write(found, held, sum(asked.values()))
+            self.ledger.own["charged"] = sum(held_or_beside.values())
             rows = self.ledger.alive()
             used = int(rows["measured"].sum() + rows["others"].sum())
             self._most_bytes = max(self._most_bytes, used)
             if used > _TIGHT * self.ledger.budget_bytes:
                 self._give_back(used)
-            self._divide(rows, held, asked)
+            self._divide(rows, held_or_beside, asked)
             self._refuse_if_short(rows)
 
     def _asks(self, holder: MemoryHolder, held_bytes: int) -> int:
+        if holder is self.look_ahead and not self.look_ahead.least_bytes():
+            return 0
+        held_bytes = self._recent[holder] = max(held_bytes, int(_FORGETTING * self._recent.get(holder, 0)))
         full = held_bytes > 0.6 * self._allowed.get(holder, 0)
-        return held_bytes * (2 if full else 1) + _ASKED_BYTES
+        asked = held_bytes * (2 if full else 1) + _ASKED_BYTES
+        return max(asked, self.look_ahead.least_bytes()) if holder is self.look_ahead else asked
 
     def _write(self, found: Measured, held: dict[MemoryHolder, int], asked_bytes: int) -> None:
         row, by_kind, total = self.ledger.own, _by_kind(held), found.total
         by_kind["indices"] = min(mapped_bytes(), found.files)
         if any(holder.holder == "buffers" for holder in held):  # results are in files, of which some are not yet mapped
             total += max(0, by_kind["look-ahead"] + by_kind["buffers"] - found.shared)
-        row["measured"], row["rest"] = found.total, max(0, total - sum(by_kind.values()))
-        row["fixed"], row["floor"] = self._extremes(int(row["rest"][0]))
+        rest = total - sum(by_kind.values())
+        row["measured"], row["rest"] = found.total, max(0, rest)
+        row["fixed"], row["floor"] = self._extremes(rest, self.look_ahead.beside_bytes())
+        row["known"] = max(self._known)
         row["least"], row["asked"] = self.look_ahead.least_bytes(), asked_bytes
         row["held"] = [by_kind[kind] for kind in KINDS]
         row["others"] = self._others(time.monotonic()) if self.ledger.measures_others else 0
 
-    def _extremes(self, rest_bytes: int) -> tuple[int, int]:
-        """The maximum of some seconds, and the minimum of the last one."""
+    def _extremes(self, rest_bytes: int, beside_bytes: int) -> tuple[int, int]:
+        """The fixed part, and the least that it was in the last second.
+
+        Args:
+            rest_bytes: The measured memory without what is held. Of that, a part may not exist yet, and an unknown part
+                of `beside_bytes` is in it. In a process that serves, the rest is the fixed part while it waits.
+        """
         now = time.monotonic()
-        self._fixed.append((now, rest_bytes))
-        while self._fixed[0][0] < now - _WINDOW_SECONDS:
-            self._fixed.popleft()
-        recent = [size_bytes for at, size_bytes in self._fixed if at > now - _SETTLED_SECONDS]
-        return max(size_bytes for _, size_bytes in self._fixed), min(recent)
+        lower = 0 if self._serves else max(0, rest_bytes - beside_bytes)
+        upper = max(0, rest_bytes + beside_bytes)
+        self._known = max(self._known[0], lower), min(self._known[1] or upper, upper)
+        self._limits.append(_Limits(now, lower, upper))
+        while self._limits[0].at < now - _WINDOW_SECONDS:
+            self._limits.popleft()
+        highest = max(each.lower for each in self._limits)
+        lowest = min(each.upper for each in self._limits if each.at > now - _UPPER_SECONDS)
+        recent = [each.lower for each in self._limits if each.at > now - _SETTLED_SECONDS]
+        return max(highest, lowest), lowest if self._serves else min(recent)
 
     def _others(self, now: float) -> int:
         """Memory of the processes of the tree that have no row."""
@@ -179,8 +212,9 @@ class MemoryBudget:
     def _divide(self, rows: Any, held: dict[MemoryHolder, int], asked: dict[MemoryHolder, int]) -> None:
         free = int(_USED * self.ledger.budget_bytes) - int(rows["fixed"].sum() + rows["others"].sum())
         place = int(np.flatnonzero(rows["pid"] == os.getpid())[0])
-        share = divide(free, rows["asked"].tolist())[place]
-        for holder, size_bytes in zip(asked, divide(share, [*asked.values()]), strict=True):
+        share = divide_now(free, rows["asked"].tolist(), rows["charged"].tolist())[place]
+        shares = divide_now(share, [*asked.values()], [*held.values()])
+        for holder, size_bytes in zip(asked, shares, strict=True):
             before = max(self._allowed.get(holder, 0), held[holder])
             allowed = min(size_bytes, before + max(_GROWTH_BYTES, before // 2, share // _GROWTH_STEPS))
             self._allowed[holder] = allowed
@@ -199,30 +233,35 @@ class MemoryBudget:
             self.look_ahead.refusal = self._message(max(_minimum(rows), floor), detail)
 
     def _message(self, needed_bytes: int, detail: str) -> str:
+        """The error. Its number suffices even if no other process shares the libraries of this one any more."""
+        enough = needed_bytes + measure().elsewhere
         return (
-            f"memory={_mib(self.ledger.budget_bytes)}: at least {_mib(needed_bytes)} are needed ({detail}): raise the "
+            f"memory={_mib(self.ledger.budget_bytes)}: at least {_mib(enough)} are needed ({detail}): raise the "
             f"budget to that, or use fewer workers, smaller batches, or threads in place of processes"
         )
 
     def require(self, more_bytes: int, detail: str) -> None:
         """Check that this much more memory fits, beside what the tree holds now. Raises ConfigError."""
-        self.update()
-        rows = self.ledger.alive()
-        needed = int(rows["floor"].sum() + rows["others"].sum()) + more_bytes
-        if needed > self.ledger.budget_bytes:
+        held = self._fixed_bytes()
+        if held + more_bytes > self.ledger.budget_bytes:
             trim()
             release_mapped()
-            self._fixed.clear()
-            self.update()
-            rows = self.ledger.alive()
-            needed = int(rows["floor"].sum() + rows["others"].sum()) + more_bytes
-        if needed > self.ledger.budget_bytes:
-            held = format_bytes(needed - more_bytes)
-            raise ConfigError(self._message(int(needed / _USED), f"{held} are held already; {detail}"))
+            self._limits.clear()
+            held = self._fixed_bytes()
+        if held + more_bytes > self.ledger.budget_bytes:
+            needed = int((held + more_bytes) / _USED)
+            raise ConfigError(self._message(needed, f"{format_bytes(held)} are held already; {detail}"))
+
+    def _fixed_bytes(self) -> int:
+        """Memory of the tree that no holder can give back, measured now."""
+        self.update()
+        rows = self.ledger.alive()
+        return int(rows["floor"].sum() + rows["others"].sum())
 
     def use(self) -> MemoryUse:
-        """Who holds what, now."""
-        self.update()
+        """Who holds what, as measured in the last 50 ms."""
+        if time.monotonic() - self._measured_at > _INTERVALS[0]:
+            self.update()
         rows = self.ledger.alive()
         held = dict(zip(KINDS, rows["held"].sum(axis=0).tolist(), strict=True))
         own = rows["pid"] == os.getpid()
@@ -252,8 +291,16 @@ def _by_kind(held: Mapping[MemoryHolder, int]) -> dict[str, int]:
     return found
 
 
+class _Limits(NamedTuple):
+    """Limits on the fixed part, by one measurement, in bytes; `at` in seconds of `time.monotonic`."""
+
+    at: float
+    lower: int
+    upper: int
+
+
 def _minimum(rows: Any) -> int:
-    return int((rows["fixed"].sum() + rows["others"].sum() + rows["least"].sum()) / _USED)
+    return int((rows["known"].sum() + rows["others"].sum() + rows["least"].sum()) / _USED)
 
 
 def _mib(size_bytes: int) -> str:
@@ -300,12 +347,16 @@ def _end() -> None:
         _active = None
 
 
-def join_budget() -> MemoryBudget | None:
-    """The budget of this process: set by the program, by a process above, or by the environment. None: no limit."""
+def join_budget(*, serves: bool = False) -> MemoryBudget | None:
+    """The budget of this process: set by the program, by a process above, or by the environment. None: no limit.
+
+    Args:
+        serves: See `MemoryBudget`.
+    """
     if _active is None:
         with _changing:
             if _active is None and (ledger := Ledger.inherited()) is not None:
-                _begin(ledger)
+                _begin(ledger, serves=serves)
             elif _active is None and (memory := os.environ.get(ENVIRONMENT)):
                 use_memory(memory)
     return _active
@@ -324,10 +375,10 @@ _prepared: list[Ledger] = []
 """They keep their files open."""
 
 
-def _begin(ledger: Ledger) -> None:
+def _begin(ledger: Ledger, *, serves: bool = False) -> None:
     global _active
     os.environ[LEDGER] = ledger.path
-    _active = MemoryBudget(ledger)
+    _active = MemoryBudget(ledger, serves=serves)
     _active.start()
 
 

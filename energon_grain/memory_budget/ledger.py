@@ -36,15 +36,17 @@ ROW = np.dtype(
         ("rest", "i8"),
         ("fixed", "i8"),
         ("floor", "i8"),
+        ("known", "i8"),
         ("least", "i8"),
         ("asked", "i8"),
+        ("charged", "i8"),
         ("others", "i8"),
         ("held", "i8", (len(KINDS),)),
     ]
 )
-"""A process: its memory; the part that no holder can give back, now, as the maximum of some seconds and as the minimum
-of the last one; the minimum and the wanted size of its holders; the memory of processes without a row; and the bytes of
-its holders by kind."""
+"""A process: its memory; what is left of it without its holders; the part that no holder can give back, its lower limit
+of the last second, and this part as known from all measurements; the minimum and the wanted size of its holders, and
+what they are charged for; the memory of processes without a row; and the bytes of its holders by kind."""
 
 
 class Ledger:

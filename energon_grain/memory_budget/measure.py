@@ -26,11 +26,13 @@ class Measured(NamedTuple):
         total: All of it.
         files: Pages of mapped files: libraries and indices.
         shared: Pages of memory files (memfd) and shared memory.
+        elsewhere: The part of other processes in pages that this one maps too. It counts here when they end.
     """
 
     total: int = 0
     files: int = 0
     shared: int = 0
+    elsewhere: int = 0
 
 
 def measurable() -> bool:
@@ -43,10 +45,11 @@ def measure(pid: int | str = "self") -> Measured:
     found: dict[bytes, int] = {}
     with suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
         for line in file:
-            if line.startswith(b"Pss"):
+            if line.startswith((b"Pss", b"Rss")):
                 name, _, rest = line.partition(b":")
                 found[name] = int(rest.split()[0]) * _KIB
-    return Measured(found.get(b"Pss", 0), found.get(b"Pss_File", 0), found.get(b"Pss_Shmem", 0))
+    total, most = found.get(b"Pss", 0), found.get(b"Rss", 0)
+    return Measured(total, found.get(b"Pss_File", 0), found.get(b"Pss_Shmem", 0), max(0, most - total))
 
 
 def started(pid: int) -> int:

@@ -14,8 +14,9 @@ from energon_grain.words import format_bytes
 
 _INTERPRETER_BYTES = 40 << 20
 """PSS of a worker process with numpy and this package, before it reads a sample."""
-_COPIES = 3
-"""Copies of a batch at a time: as read, as samples, and as a batch."""
+_COPIES = 7
+"""Copies of a batch at a time, if one is made while the next begins: of these, as samples and as a batch; a third that
+waits; and the two that the program has while it takes one."""
 _LEAVES, _SAMPLES = 8, 64
 """Number of leaves, and of samples of each, whose sizes are taken from the index."""
 
@@ -37,7 +38,7 @@ def require_memory(budget: MemoryBudget, spec: StreamSpec, workers: int, *, in_p
     """Check that the minimum fits: the processes, and one batch in the making. Raises ConfigError."""
     batch = batch_bytes(spec)
     processes = workers if in_processes else 0
-    detail = f"a batch has {format_bytes(batch)}, in up to {_COPIES} copies"
+    detail = f"a batch has {format_bytes(batch)}, of which up to {_COPIES} exist at once"
     if processes:
         detail += f"; each of {processes} worker processes takes {format_bytes(_INTERPRETER_BYTES)}"
     budget.require(_COPIES * batch + processes * _INTERPRETER_BYTES, detail)

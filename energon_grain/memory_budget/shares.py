@@ -22,3 +22,14 @@ def divide(free_bytes: int, asked_bytes: Sequence[int]) -> list[int]:
         shares[number] = min(asked_bytes[number], left // (len(shares) - place))
         left -= shares[number]
     return [share + left // len(shares) for share in shares]
+
+
+def divide_now(free_bytes: int, asked_bytes: Sequence[int], held_bytes: Sequence[int]) -> list[int]:
+    """The same, without what others hold at this time beyond their share.
+
+    >>> divide_now(100, [50, 50], [80, 10])
+    [50, 20]
+    """
+    free_now = free_bytes - sum(held_bytes)
+    shares = divide(free_bytes, asked_bytes)
+    return [min(share, max(0, free_now + held)) for share, held in zip(shares, held_bytes, strict=True)]

@@ -633,7 +633,7 @@ def _serve(channel: Channel, number: int, spec: StreamSpec | None) -> bool:
     # A SIGTERM handler of the program is for the program only. A forked worker would run it too, and might not end.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     set_worker_number(number)
-    join_budget()
+    join_budget(serves=True)
     try:
         first = None if spec is not None else channel.receive()[0]
         stage, failed = None, None

@@ -108,9 +108,9 @@ class Background(Generic[T]):
             self.full_s += time.perf_counter() - began if timed else 0.0
 
     def _is_full(self) -> bool:
-        waiting, fits = len(self._waiting), look_ahead.fits
-        within = waiting < self._capacity and fits(self, (waiting + 1) * self._weight, self._budget_bytes)
-        return waiting > 0 and not within
+        waiting, weight = len(self._waiting), self._weight  # the caller has an entry while it takes the next one
+        fits = look_ahead.fits(self, (waiting + 1) * weight, self._budget_bytes, 2 * weight)
+        return waiting > 0 and not (waiting < self._capacity and fits)
 
     def __iter__(self) -> Iterator[T]:
         return self

@@ -316,8 +316,8 @@ def _plans(
             prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, step_bytes, side="right")) - 1)])
             draws, totals = draws[: len(prefetched)], totals[: len(prefetched) + 1]
         yield _Plan(first=first, draws=draws, totals=totals, prefetched=prefetched)
+        size = min(2 * len(draws), most) if len(draws) < stop - first else most if ahead else min(size * 4, most)
         first += len(draws)
-        size = most if ahead else min(size * 4, most)
 
 
 def _one_plan_ahead(plans: Iterator[_Plan]) -> Iterator[_Plan]:

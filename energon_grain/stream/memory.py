@@ -3,8 +3,7 @@
 
 Making thousands of samples at once looks like a leak to the collector: it runs every 700 objects, finds nothing, and
 takes a sixth of the time of a chunk of texts. It is paused while the objects of a chunk are made, and restored right
-after. If several threads do so in turn, it still runs at least about once a second, because the rest of the program
-makes objects too.
+after. If several threads do so in turn, it still runs about once a second: the rest of the program makes objects too.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class MemoryHolder(Protocol):
 holders: weakref.WeakSet[MemoryHolder] = weakref.WeakSet()
 """All holders of this process."""
 
-
 CHUNK_BYTES = 16 << 20
 """A chunk is cut so that its samples hold about this much memory. Less costs numpy calls, more costs CPU caches."""
 
@@ -44,17 +42,19 @@ CHUNK_BYTES = 16 << 20
 class LookAheadMemory:
     """Limits what loaders make ahead: each owner by its own limit, and all of them by a budget, if there is one."""
 
-    budget: Callable[[object, float], bool] | None = None
+    budget: Callable[[object, float, float], bool] | None = None
     chunk_bytes: int = CHUNK_BYTES
     step_bytes: int = 1 << 62  # prefetched at a time from object stores
 
-    def fits(self, owner: object, size_bytes: float, limit_bytes: int) -> bool:
-        """Whether an owner that holds something may hold this much. Raises ConfigError if the budget is too small."""
-        return size_bytes <= limit_bytes and (self.budget is None or self.budget(owner, size_bytes))
+    def fits(self, owner: object, size_bytes: float, limit_bytes: int, beside_bytes: float) -> bool:
+        """Whether an owner that holds something may hold this much. Raises ConfigError if the budget is too small.
+
+        `beside_bytes` count in the budget too: copies while entries are made, and entries just taken.
+        """
+        return size_bytes <= limit_bytes and (self.budget is None or self.budget(owner, size_bytes, beside_bytes))
 
 
 look_ahead = LookAheadMemory()
-
 _lock = threading.Lock()
 _pausing = 0
 _was_enabled = False
@@ -114,10 +114,9 @@ def approximate_bytes(value: Any) -> int:
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(approximate_bytes(entry) for entry in cast("Mapping[Any, Any]", value).values())
+        return sum(map(approximate_bytes, cast("Mapping[Any, Any]", value).values()))
     if isinstance(value, (list, tuple)):
-        entries = cast("list[Any]", value)
-        return sum(approximate_bytes(entry) for entry in entries)
+        return sum(map(approximate_bytes, cast("list[Any]", value)))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = (field.name for field in dataclasses.fields(value) if field.name[:2] != "__")
         return sum(approximate_bytes(getattr(value, name)) for name in names)

@@ -295,8 +295,9 @@ class OrderedWorkers(Generic[T]):
                 if self._next is None:
                     return
             if self._in_flight:
-                held = self._held_bytes + self._next.held_bytes
-                if self._expansion is None or not look_ahead.fits(self, held * self._expansion, self._budget_bytes):
+                held, grows = self._held_bytes + self._next.held_bytes, self._expansion
+                copies = min(held, self._at_work * self._next.held_bytes)
+                if not grows or not look_ahead.fits(self, held * grows, self._budget_bytes, copies * grows):
                     return
             task = _Task(self._next)
             self._next = None
