@@ -117,7 +117,7 @@ class Player:
 
     def deliver(self, steps: int) -> None:
         """Take batches on all hosts, and keep them."""
-        if steps > 0:
+        if steps > 0 and self._active():
             self.keep(ask_all(self._active(), "next", [{"steps": steps}] * len(self._active())))
 
     def keep(self, replies: Sequence[dict[str, Any]]) -> None:

@@ -113,7 +113,8 @@ class Raises(lists.Loader):
     """Cannot read what it saved."""
 
     def restore(self, states: list[bytes]) -> None:
-        raise ValueError("expected a state of version 2, got 1")
+        trace = "".join(f"  File module.py, line {number}\n" for number in range(100))
+        raise ValueError(f"in a worker\n{trace}ValueError: expected a state of version 2, got 1\n")
 
 
 class Hangs(lists.Loader):
@@ -129,3 +130,17 @@ class ClaimsLittle(lists.Loader):
     """Shuffles, and promises nothing else."""
 
     claims = frozenset({"shuffle"})
+
+
+class EndsEarly(lists.Loader):
+    """Ends after two steps of each start."""
+
+    def open(self, run: Run) -> None:
+        super().open(run)
+        self.left = 2
+
+    def next(self) -> list[Sample]:
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return super().next()

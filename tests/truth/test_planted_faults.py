@@ -44,6 +44,12 @@ def test_an_exact_loader_has_no_violations(fleet: Any, check: str) -> None:
     assert not found.positive("differing_steps")
 
 
+def test_a_loader_that_ends_before_the_saves_loses_samples_by_itself(fleet: Any) -> None:
+    found = outcome(fleet("EndsEarly"), "resume")
+    assert not found.failures
+    assert found.positive("own_lost") == 8
+
+
 def test_losses_elsewhere_are_no_losses_on_the_same_hosts(fleet: Any) -> None:
     assert outcome(fleet("LosesElsewhere"), "resume", 4).exact == 4
 
