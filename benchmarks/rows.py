@@ -772,6 +772,7 @@ def _bucket(programs: _Programs) -> Iterator[Row]:
 def _waiting(programs: _Programs) -> Iterator[Row]:
     """Rows for hooks that wait unequally long: how near loaders get to the ideal, and what keeping the order costs."""
     torch = ("torch in order", "torch out of order")
+    bare = ("bare threads, batch by batch",)
     for workload, title, cases in (
         (
             "slow",
@@ -795,7 +796,7 @@ def _waiting(programs: _Programs) -> Iterator[Row]:
                         call="share_of_ideal",
                         arguments={"loader": name, **common},
                     )
-                    for name in (f"ours, {kind}", *torch)
+                    for name in (f"ours, {kind}", *torch, *(bare if kind == "threads" else ()))
                 ),
                 targets=(
                     Target(metric="of_ideal", bound=bound, sense="at least"),
