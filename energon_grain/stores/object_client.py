@@ -194,6 +194,8 @@ class ObjectClient:
             now = time.monotonic()
             if now >= end:
                 raise ObjectError(f"no response within {self.settings.timeout_s:g} s", temporary=True) from None
+            if asked.has_first_byte:  # never sent again: without this, the loop would check every 10 ms
+                again = math.inf
             if now < again or not asked.can_be_hedged:
                 continue
             hedge_after_s *= _DELAY_GROWTH
@@ -227,6 +229,11 @@ class _HedgedRequest(Generic[_Result]):
         self._observe = observe
         self._in_flight: list[object] = []
         self._first: dict[str, object] = {}
+
+    @property
+    def has_first_byte(self) -> bool:
+        """Whether a response has begun, or the request has failed."""
+        return bool(self._first)
 
     @property
     def can_be_hedged(self) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from object_server import Bucket, Fault
 from patience import PATIENCE_S
 
 from energon_grain import StorageSettings
+from energon_grain.stores import object_client
 from energon_grain.stores.hedging import HedgeBudget, Latencies
-from energon_grain.stores.object_client import ObjectClient, ObjectRange
+from energon_grain.stores.object_client import ObjectClient, ObjectRange, OnFirstByte
 
 CONTENT = bytes(range(250)) * 40
 
@@ -68,3 +71,19 @@ def test_a_copy_may_be_swallowed_too(bucket: Bucket, monkeypatch: pytest.MonkeyP
     assert found is not None
     assert found.data == CONTENT
     assert client.traffic.sent_twice == 2
+
+
+def test_a_response_that_has_begun_is_waited_for_without_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each check takes the interpreter's lock from the threads that receive."""
+    monkeypatch.setattr(object_client, "SECOND_REQUEST_SECONDS", 0.01)
+    checks: list[None] = []
+    monkeypatch.setattr(object_client, "_check_needed", lambda: checks.append(None))
+    client = ObjectClient(StorageSettings())
+
+    def ask(on_first_byte: OnFirstByte) -> int:
+        on_first_byte()
+        time.sleep(1.0)
+        return 7
+
+    assert client._once(ask, "a store", 1, repeated=False) == 7
+    assert len(checks) <= 12  # every 0.2 s, and before; every 10 ms: 100
