@@ -109,7 +109,8 @@ def play_host(adapter: Adapter, connection: socket.socket) -> None:
                 _say(lines, {"value": host.answer(json.loads(line))})
             except Exception as error:
                 text = "".join(traceback.format_exception(error))
-                _say(lines, {"error": f"{type(error).__name__}: {error}"[:2000], "trace": text[-6000:]})
+                message = f"{type(error).__name__}: {error}"
+                _say(lines, {"error": f"{message[:1000]}{message[1000:][-1000:]}", "trace": text[-6000:]})
 
 
 def _say(lines: Any, message: dict[str, Any]) -> None:

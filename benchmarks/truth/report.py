@@ -42,7 +42,7 @@ def page(results: Results) -> str:
     if failed:
         lines += ["", "## Failures", ""]
     for outcome in failed:
-        first = " ".join(outcome.failures[0].split())[:300]
+        first = " ".join(outcome.failures[0].split())[:500]
         lines.append(f"* **{outcome.loader}**, {outcome.check}: {outcome.failed:,}, such as `{first}`")
     return "\n".join(lines) + "\n"
 

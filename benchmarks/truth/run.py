@@ -106,13 +106,13 @@ def run_check(
         try:
             return check.measure(fleet, number)
         except (FailedError, LoaderError, HostLostError) as error:
-            return f"history {number}: {error.args[0]}"
+            return f"history {number}: {_brief(str(error.args[0]))}"
 
     with ThreadPoolExecutor(1 if name == "restart" else jobs) as pool:
         for result in pool.map(one, range(seed, seed + count)):
             if isinstance(result, str):
                 outcome.failed += 1
-                outcome.failures = [*outcome.failures, result[:500]][:3]
+                outcome.failures = [*outcome.failures, result][:3]
                 say(f"{loader} {name} {result}")
             else:
                 found.append(result)
@@ -121,6 +121,12 @@ def run_check(
     outcome.add(found)
     outcome.seconds = round(time.monotonic() - started, 1)
     return outcome
+
+
+def _brief(message: str) -> str:
+    """Return the first and the last line of a message: workers raise with their traceback between the two."""
+    lines = message.strip().splitlines() or [message]
+    return " … ".join(dict.fromkeys([lines[0][:300], lines[-1][:300]]))
 
 
 def keep(folder: Path, about: dict[str, Any], outcomes: Sequence[Outcome]) -> None:

@@ -113,7 +113,8 @@ class Raises(lists.Loader):
     """Cannot read what it saved."""
 
     def restore(self, states: list[bytes]) -> None:
-        raise ValueError("expected a state of version 2, got 1")
+        trace = "".join(f"  File module.py, line {number}\n" for number in range(100))
+        raise ValueError(f"in a worker\n{trace}ValueError: expected a state of version 2, got 1\n")
 
 
 class Hangs(lists.Loader):

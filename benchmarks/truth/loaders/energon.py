@@ -138,11 +138,12 @@ class Loader(Adapter):
         loaded = [torch.load(io.BytesIO(state), weights_only=False) for state in states]
         if len(loaded) != self.run.hosts:
             with tempfile.TemporaryDirectory() as name:
-                file, out = Path(name, "state.pth"), Path(name, "out")
-                torch.save(loaded, file)  # one file of all ranks, as `save_state_global` returns it
+                files, out = [Path(name, f"rank{rank}.pth") for rank in range(len(loaded))], Path(name, "out")
+                for file, state in zip(files, loaded, strict=True):
+                    torch.save(state, file)  # a file of each rank: the command refuses one file of all ranks
                 out.mkdir()
-                command_redist.callback([EPath(file)], EPath(out), self.run.hosts)
-                loaded = torch.load(out / file.name, weights_only=False)
+                command_redist.callback([EPath(file) for file in files], EPath(out), self.run.hosts)
+                loaded = [torch.load(out / f"rank{rank}.pth", weights_only=False) for rank in range(self.run.hosts)]
         self.loader.restore_state_rank(loaded[self.run.host])
 
     def close(self) -> None:
