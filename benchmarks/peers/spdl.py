@@ -1,7 +1,7 @@
 """SPDL over the same shards, which it reads from front to back: its tar scanner, and its pipeline with JPEG decoding.
 
 The scanner reads an open file with a buffer of 1 MiB: members become `bytes` with the least processor time. A file in
-memory or a mapped file take more. FFmpeg, SPDL's decoder, gets the format, because probing takes a tenth of the time.
+memory or a mapped file take more. FFmpeg, SPDL's decoder, gets the format, because probing takes 6 % of the time.
 """
 
 from __future__ import annotations
