@@ -1,8 +1,8 @@
 # Start with `make demo` and `make test`. CONTRIBUTING.md explains the rest.
 #
 # Every target creates the virtual environment that it needs: .venv for development, .venv-demo and .venv-demo-torch for
-# the demos, .venv-peers for Megatron-Energon and the other loaders in the benchmarks, and .venv-truth and .venv-truth-NAME
-# for LoaderTruth and each loader in it.
+# the demos, .venv-peers for Megatron-Energon and the other loaders in the benchmarks (.venv-peers-mosaic for Mosaic), and
+# .venv-truth and .venv-truth-NAME for LoaderTruth and each loader in it.
 #   make test PYTEST_ARGS="-k blend -x"      pass options to pytest
 #   make test TEST_PROCESSES=0               run the tests in one process; the default is 2 processes
 #   make check VENV=/path/to/venv            use another development environment
@@ -18,6 +18,7 @@ TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
 TRUTH_LOADERS ?= energon_grain_torch
 TRUTH_ARGS ?=
+TRUTH_REQUIREMENTS = benchmarks/truth/loaders/requirements
 # --no-compile: Python compiles modules on import, and most installed modules are never imported.
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --no-compile
 
@@ -43,7 +44,7 @@ help:
 	@echo "make truth      run LoaderTruth for TRUTH_LOADERS ($(TRUTH_LOADERS)), each in its own environment"
 	@echo "make setup      create only the development environment ($(VENV))"
 	@echo "make environments  create the environments of development and of both demos"
-	@echo "make peers      create only the peers' environment ($(PEERS_VENV))"
+	@echo "make peers      create only the peers' environments ($(PEERS_VENV), $(PEERS_VENV)-mosaic)"
 	@echo "make clean      remove everything that the other targets created"
 
 demo: $(DEMO_VENV)/.ready
@@ -102,10 +103,10 @@ bench: $(VENV)/.ready $(PEERS_VENV)/.ready
 truth: .venv-truth/.ready $(TRUTH_LOADERS:%=.venv-truth-%/.ready)
 	.venv-truth/bin/python -m benchmarks.truth $(TRUTH_LOADERS:%=--loader %) --results .bench/truth $(TRUTH_ARGS)
 
-peers: $(PEERS_VENV)/.ready
+peers: $(PEERS_VENV)/.ready $(PEERS_VENV)-mosaic/.ready
 
 clean:
-	rm -rf .venv-truth .venv-truth-* .venv .venv-demo .venv-demo-torch .venv-peers .demo .demo-torch .bench site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv-truth .venv-truth-* .venv .venv-demo .venv-demo-torch .venv-peers .venv-peers-mosaic .demo .demo-torch .bench site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # Dependency groups need pip 25.1 or newer.
 # On a machine without a GPU, PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu avoids a download of 2 GB for PyTorch.
@@ -133,11 +134,20 @@ $(DEMO_TORCH_VENV)/.ready: pyproject.toml
 	@touch $@
 
 # Megatron-Energon runs without some of its dependencies, such as torchvision, so it is installed without them.
+# SPDL needs shared libraries of FFmpeg, which its wheel lacks, and gets those of PyAV.
 $(PEERS_VENV)/.ready: pyproject.toml
 	$(call new_venv,$(PEERS_VENV))
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --group peers
-	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --no-deps 'megatron-energon==7.4.1' 'litdata==0.2.76'
+	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --no-deps 'megatron-energon==7.4.1' 'litdata==0.2.76' 'spdl==0.8.0' 'spdl-core==0.8.0' 'spdl-io==0.8.0'
+	$(PEERS_VENV)/bin/python -m benchmarks.peers.spdl '{"call": "link_ffmpeg"}'
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) -e '.[array-record,arrays]'
+	@touch $@
+
+# Mosaic needs an older NumPy. Its benchmarks need no more packages than LoaderTruth.
+$(PEERS_VENV)-mosaic/.ready: $(TRUTH_REQUIREMENTS)/mosaic.txt
+	$(call new_venv,$(PEERS_VENV)-mosaic)
+	$(PEERS_VENV)-mosaic/bin/python $(PIP_INSTALL) -r $<
+	$(PEERS_VENV)-mosaic/bin/python $(PIP_INSTALL) --no-deps -r $(TRUTH_REQUIREMENTS)/mosaic.no-deps.txt
 	@touch $@
 
 .venv-truth/.ready:
@@ -146,7 +156,6 @@ $(PEERS_VENV)/.ready: pyproject.toml
 	@touch $@
 
 # NAME.no-deps.txt lists packages whose dependencies are not needed for loading.
-TRUTH_REQUIREMENTS = benchmarks/truth/loaders/requirements
 .venv-truth-%/.ready: $(TRUTH_REQUIREMENTS)/%.txt
 	$(call new_venv,.venv-truth-$*)
 	.venv-truth-$*/bin/python $(PIP_INSTALL) -r $<

@@ -28,6 +28,7 @@ class Contender:
     """A call of a module in one of the two interpreters.
 
     `name` is unique in its row. Names of one family share the text before the first colon ("grain: 2 processes").
+    `peer` names a peer that may have an environment of its own.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Contender:
     call: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     in_peer_python: bool = False
+    peer: str = ""
 
     @property
     def family(self) -> str:
@@ -43,7 +45,7 @@ class Contender:
 
     def available(self) -> bool:
         """Return whether this can be measured on this machine."""
-        return not self.in_peer_python or peer_python() is not None
+        return not self.in_peer_python or peer_python(self.peer) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +94,7 @@ def measure(
         folder: Working directory.
         environment: Variables of its process; None: those of this process.
     """
-    interpreter = str(peer_python()) if contender.in_peer_python else sys.executable
+    interpreter = str(peer_python(contender.peer)) if contender.in_peer_python else sys.executable
     command = [interpreter, "-W", "ignore", "-m", f"benchmarks.{contender.module}"]
     request = json.dumps({"call": contender.call, **contender.arguments})
     if "folder" in contender.arguments:

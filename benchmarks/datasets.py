@@ -74,6 +74,7 @@ DATA_SETS = {
                 ("grain_array_record", "uncompressed"),
                 ("grain_array_record", "default"),
                 ("litdata", "plain"),
+                ("mosaic", "plain"),
             ),
         ),
         DataSet(
@@ -86,6 +87,7 @@ DATA_SETS = {
                 ("grain_array_record", "uncompressed"),
                 ("grain_array_record", "default"),
                 ("litdata", "plain"),
+                ("mosaic", "plain"),
             ),
         ),
         DataSet(name="bucket", contents=contents.blob, samples=8_000, shards=8, sample_type="CrudeWebdataset"),
@@ -97,7 +99,7 @@ DATA_SETS = {
             shards=8,
             sample_type="CaptioningSample",
             field_map={"image": "jpg", "caption": "txt"},
-            peer_formats=(("grain_array_record", "uncompressed"),),
+            peer_formats=(("grain_array_record", "uncompressed"), ("mosaic", "plain")),
         ),
         DataSet(
             name="large-jpeg",
@@ -187,7 +189,9 @@ def build(cache: Path, names: Iterable[str] = tuple(DATA_SETS)) -> None:
         if data.record_twin:
             records = cache / f"{name}-records"
             once(records, f"{name}: records", partial(_as_records, folder, records))
-        for peer, option in data.peer_formats if peer_python() else ():
+        for peer, option in data.peer_formats:
+            if peer_python(peer) is None:
+                continue
             once(
                 target := cache / f"{name}.{peer}.{option}",
                 f"{name}: {peer} ({option})",
@@ -249,7 +253,7 @@ def _bounds(data: DataSet, shards: int) -> list[tuple[int, int]]:
 
 def _convert(folder: Path, target: Path, peer: str, option: str) -> None:
     call = {"call": "build", "tars": [str(shard) for shard in shards(folder)], "target": str(target), "option": option}
-    command = [str(peer_python()), "-m", f"benchmarks.peers.{peer}", json.dumps(call)]
+    command = [str(peer_python(peer)), "-W", "ignore", "-m", f"benchmarks.peers.{peer}", json.dumps(call)]
     subprocess.run(command, check=True, cwd=REPO, stdout=sys.stderr)
 
 

@@ -12,13 +12,31 @@ from importlib import metadata
 from pathlib import Path
 
 _OURS = ("numpy", "grain", "simplejpeg", "pillow", "jax", "orbax-checkpoint")
-_PEERS = ("megatron-energon", "torch", "grain", "array_record", "webdataset", "litdata", "numpy", "pillow")
-_LIST = "import sys; from importlib import metadata as m\nfor n in sys.argv[1:]: print(n, m.version(n))"
+_PEERS = ("megatron-energon", "torch", "grain", "array_record", "webdataset", "litdata", "spdl-io", "numpy", "pillow")
+_OWN_ENVIRONMENTS = {"mosaic": ("mosaicml-streaming", "numpy")}
+"""Peers whose dependencies conflict with those of the others, and the packages that the report names."""
+_LIST = """import sys; from importlib import metadata as m
+for n in sys.argv[1:]:
+    try: print(n, m.version(n))
+    except m.PackageNotFoundError: pass"""
+
+
+def peer_python(peer: str = "") -> Path | None:
+    """Return the interpreter of a peer, or None, which leaves it out.
+
+    It is that of ENERGON_PEER_PYTHON, by default `.venv-peers/bin/python`. A peer with an environment of its own has it
+    beside that one: `.venv-peers-mosaic`.
+    """
+    common = _peer_python()
+    if common is None or peer not in _OWN_ENVIRONMENTS:
+        return common
+    folder = common.parent.parent
+    own = folder.with_name(f"{folder.name}-{peer}") / "bin" / "python"
+    return own if own.exists() else None
 
 
 @cached
-def peer_python() -> Path | None:
-    """Return the interpreter in ENERGON_PEER_PYTHON, or `.venv-peers/bin/python`, or None, which leaves peers out."""
+def _peer_python() -> Path | None:
     named = os.environ.get("ENERGON_PEER_PYTHON")
     path = Path(named) if named else Path(__file__).resolve().parent.parent / ".venv-peers" / "bin" / "python"
     if path.exists():
@@ -43,8 +61,16 @@ def describe(cache: Path) -> list[str]:
     interpreter = peer_python()
     if interpreter is None:
         return [*lines, "peers: not installed (`make peers`), so only energon-grain and the floor were measured"]
-    listed = subprocess.run([interpreter, "-c", _LIST, *_PEERS], capture_output=True, text=True, check=True)
-    return [*lines, f"peers: {', '.join(listed.stdout.splitlines())}"]
+    lines.append(f"peers: {', '.join(_versions_there(interpreter, _PEERS))}")
+    for peer, packages in _OWN_ENVIRONMENTS.items():
+        own = peer_python(peer)
+        lines += [f"{peer}: {', '.join(_versions_there(own, packages))}"] if own else []
+    return lines
+
+
+def _versions_there(interpreter: Path, names: Iterable[str]) -> list[str]:
+    listed = subprocess.run([interpreter, "-c", _LIST, *names], capture_output=True, text=True, check=True)
+    return listed.stdout.splitlines()
 
 
 def _versions(names: Iterable[str]) -> list[str]:

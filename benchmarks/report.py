@@ -98,6 +98,7 @@ def page(results: Sequence[RowResult], machine: Sequence[str], settings: Mapping
 
 _METRICS = {
     "samples_per_s": "samples/s",
+    "samples_per_cpu_s_of_all": "samples per CPU second",
     "seconds": "seconds",
     "of_ideal": "of the ideal",
     "wait_p99_ms": "99th percentile of waits, ms",

@@ -17,6 +17,7 @@ from benchmarks.object_store import BUCKET
 from benchmarks.token_packing import BUFFER, LENGTHS
 
 _RATE = "samples_per_s"
+_RATES = (_RATE, "samples_per_cpu_s_of_all")
 _CRUDE = "crude dataset, cooker into two fields"
 _BLOCKS = "shuffled 100/100, batches of 32, one process"
 _STEPS_OF_100_160 = 3_130
@@ -82,8 +83,20 @@ class _Programs:
         """Return the rate of another loader."""
         arguments = {"folder": self.folder(data), **self.span, **more}
         return Contender(
-            name=name, module=f"peers.{module}", call="throughput", arguments=arguments, in_peer_python=True
+            name=name,
+            module=f"peers.{module}",
+            call="throughput",
+            arguments=arguments,
+            in_peer_python=True,
+            peer=module,
         )
+
+    def mosaic(self, data: str, **more: Any) -> Sequence[Contender]:
+        """Return Mosaic over MDS shards, without and with worker processes."""
+        return [
+            self.peer("mosaic" + name, "mosaic", f"{data}.mosaic.plain", workers=workers, **more)
+            for name, workers in (("", 0), (": 2 processes", 2))
+        ]
 
     def floor(self, name: str, call: str, data: str, **more: Any) -> Contender:
         """Return the rate of a bare loop."""
@@ -159,9 +172,12 @@ def _texts(programs: _Programs) -> Iterator[Row]:
             *programs.grain("text"),
             peer("webdataset", "webdataset", "text-crude", parts=("txt", "json")),
             peer("litdata", "litdata", "text.litdata.plain"),
+            *programs.mosaic("text"),
+            peer("spdl", "spdl", "text-crude"),
             floor("pread", "pread", "text-crude"),
         ],
         {"energon": 30, "grain tuned": 5},
+        metrics=_RATES,
     )
     yield _rates(
         "text-sample",
@@ -172,9 +188,11 @@ def _texts(programs: _Programs) -> Iterator[Row]:
             energon("text", "plain"),
             *programs.grain("text"),
             peer("litdata", "litdata", "text.litdata.plain"),
+            *programs.mosaic("text"),
             floor("pread", "pread", "text"),
         ],
         {"energon": 40, "grain tuned": 7, "litdata": 0.7},
+        metrics=_RATES,
     )
     yield _rates(
         "blobs",
@@ -186,11 +204,14 @@ def _texts(programs: _Programs) -> Iterator[Row]:
             *programs.grain("blob"),
             peer("webdataset", "webdataset", "blob", parts=("bin", "json")),
             peer("litdata", "litdata", "blob.litdata.plain"),
+            *programs.mosaic("blob"),
+            peer("spdl", "spdl", "blob"),
             floor("pread", "pread", "blob"),
             floor("pread, dropped at once", "pread", "blob", keep=False),
             floor("preadv", "preadv", "blob"),
         ],
         {"energon": 8, "grain tuned": 2.5, "pread": 1.2, "preadv": 0.5},
+        metrics=_RATES,
     )
 
 
@@ -200,12 +221,23 @@ def _images(programs: _Programs) -> Iterator[Row]:
     rivals = [
         *programs.grain("jpeg", image=True),
         peer("webdataset", "webdataset", "jpeg", **images),
+        *programs.mosaic("jpeg", image=True),
         floor("bare pillow", "jpeg", "jpeg", decoder="pillow"),
     ]
+
+    def spdl(threads: int, decoder: str = "ffmpeg") -> Contender:
+        name = f"spdl: {decoder}, {threads} thread{'s' if threads > 1 else ''}"
+        return peer(name, "spdl", "jpeg", threads=threads, decoder=decoder)
+
     cores = os.cpu_count() or 1
     for mode, threads, more, targets in (
-        ("rgb8", 1, rivals, {"energon": 2.0, "bare decoder": 0.9}),
-        ("rgb8", cores, rivals if cores == 1 else [], {"energon": 2.0, "bare decoder": 0.9}),
+        ("rgb8", 1, [*rivals, spdl(1), spdl(2)], {"energon": 2.0, "bare decoder": 0.9}),
+        (
+            "rgb8",
+            cores,
+            rivals if cores == 1 else [spdl(cores), spdl(cores, "simplejpeg")],
+            {"energon": 2.0, "bare decoder": 0.9},
+        ),
         ("torchrgb", 1, [], {"energon": 2.5}),
     ):
         workers = 0 if threads == 1 else threads
@@ -221,6 +253,7 @@ def _images(programs: _Programs) -> Iterator[Row]:
                 *more,
             ],
             targets,
+            metrics=_RATES,
         )
     yield _rates(
         "jpeg-256",

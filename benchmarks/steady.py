@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 Batch = TypeVar("Batch")
@@ -34,6 +36,7 @@ def steady(
         now = time.perf_counter()
 
     samples = payload = 0
+    all_begin = _processor_s_of_all()
     begin, cpu_begin = time.perf_counter(), time.process_time()
     end = begin + seconds
     now = begin
@@ -42,11 +45,12 @@ def steady(
         samples += batch_samples
         payload += batch_payload
         now = time.perf_counter()
-    elapsed, cpu = now - begin, time.process_time() - cpu_begin
+    elapsed, cpu, cpu_of_all = now - begin, time.process_time() - cpu_begin, _processor_s_of_all() - all_begin
     return {
         "samples_per_s": samples / elapsed,
         "payload_mb_per_s": payload / elapsed / 1e6,
         "samples_per_cpu_s": samples / cpu,  # of this process alone: meaningless if workers do the work
+        "samples_per_cpu_s_of_all": samples / max(cpu, cpu_of_all),
         "first_batch_s": first_batch_s,
         "samples": samples,
     }
@@ -59,3 +63,23 @@ def weigh_column(values: Any) -> tuple[int, int]:
     if len(values) and hasattr(values[0], "nbytes"):
         return len(values), sum(int(value.nbytes) for value in values)
     return len(values), sum(map(len, values))
+
+
+def _processor_s_of_all() -> float:
+    """Return the processor seconds of this process, its finished children, and its descendants that still run."""
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()  # a program's name may contain spaces
+        except OSError:  # it ended
+            continue
+        parents[int(path.parent.name)] = int(fields[1])
+        used[int(path.parent.name)] = sum(map(int, fields[11:15]))  # also its finished children
+
+    def ours(process: int) -> bool:
+        while process > 1 and process != os.getpid():
+            process = parents.get(process, 0)
+        return process == os.getpid()
+
+    return sum(ticks for process, ticks in used.items() if ours(process)) / os.sysconf("SC_CLK_TCK")
