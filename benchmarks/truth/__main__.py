@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.truth.chart import PICTURE, picture
 from benchmarks.truth.checks import CHECKS
 from benchmarks.truth.fleet import Fleet, HostLostError, LoaderError
-from benchmarks.truth.report import page, short_table
+from benchmarks.truth.report import cell, page, short_table
 from benchmarks.truth.run import interpreter, keep, kept, loaders, run_check
 
 FOLDER = Path(__file__).parent
@@ -45,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
                 outcomes = []
                 for name in options.check or CHECKS:
                     outcome = run_check(fleet, name, options.histories, seed=options.seed, jobs=options.jobs, say=log)
-                    log(f"{loader} {name}: {outcome.measured} of {outcome.histories} in {outcome.seconds} s")
+                    played = f"played {outcome.measured} of {outcome.histories} in {outcome.seconds} s"
+                    log(f"{loader} {name}: {played}: {cell(outcome)}")
                     outcomes.append(outcome)
                     keep(options.results, fleet.about, [outcome])
         except (LoaderError, HostLostError) as error:

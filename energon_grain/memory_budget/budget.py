@@ -40,7 +40,6 @@ from energon_grain.memory_budget.settings import ENVIRONMENT, StreamMemory
 from energon_grain.memory_budget.shares import divide_now
 from energon_grain.memory_budget.use import HeldMemory, MemoryUse
 from energon_grain.stream.memory import CHUNK_BYTES, MemoryHolder, holders, look_ahead
-from energon_grain.words import format_bytes
 
 _logger = logging.getLogger("energon_grain")
 _USED = 0.95
@@ -228,7 +227,7 @@ class MemoryBudget:
         if not settled or floor <= self.ledger.budget_bytes:
             self.look_ahead.refusal = None
         else:
-            held = format_bytes(float(rows["measured"].sum() + rows["others"].sum()))
+            held = _mib(int(rows["measured"].sum() + rows["others"].sum()))
             detail = f"{len(rows)} processes hold {held}; `loader.stats().memory` shows for what"
             self.look_ahead.refusal = self._message(max(_minimum(rows), floor), detail)
 
@@ -236,7 +235,7 @@ class MemoryBudget:
         """The error. Its number suffices even if no other process shares the libraries of this one any more."""
         enough = needed_bytes + measure().elsewhere
         return (
-            f"memory={_mib(self.ledger.budget_bytes)}: at least {_mib(enough)} are needed ({detail}): raise the "
+            f"memory={_exact(self.ledger.budget_bytes)}: at least {_mib(enough)} are needed ({detail}): raise the "
             f"budget to that, or use fewer workers, smaller batches, or threads in place of processes"
         )
 
@@ -250,7 +249,7 @@ class MemoryBudget:
             held = self._fixed_bytes()
         if held + more_bytes > self.ledger.budget_bytes:
             needed = int((held + more_bytes) / _USED)
-            raise ConfigError(self._message(needed, f"{format_bytes(held)} are held already; {detail}"))
+            raise ConfigError(self._message(needed, f"{_mib(held)} are held already; {detail}"))
 
     def _fixed_bytes(self) -> int:
         """Memory of the tree that no holder can give back, measured now."""
@@ -305,6 +304,13 @@ def _minimum(rows: Any) -> int:
 
 def _mib(size_bytes: int) -> str:
     return f"'{-(-size_bytes // _MIB)}MiB'"
+
+
+def _exact(size_bytes: int) -> str:
+    """A size in the largest unit that shows it exactly."""
+    units = {"GiB": 1 << 30, "MiB": _MIB, "GB": 10**9, "MB": 10**6, "KiB": 1 << 10, "kB": 10**3, "B": 1}
+    unit = next(unit for unit, factor in units.items() if size_bytes % factor == 0)
+    return f"'{size_bytes // units[unit]}{unit}'"
 
 
 _active: MemoryBudget | None = None

@@ -11,7 +11,8 @@ class HeldMemory:
     """The memory of one kind of holder, in all processes of the tree.
 
     Attributes:
-        name: "look-ahead" (samples and batches made ahead), "caches" (decoded groups of tables and others), "buffers"
+        name: "look-ahead" (reserved for samples and batches made ahead, of a closed loader until Python
+            collects it), "caches" (decoded groups of tables and others), "buffers"
             (memory kept for reuse), "indices" (mapped files), "workers" (the rest of other processes), or "interpreter"
             (the rest of this one: Python, libraries, the program, and work in progress).
         held_bytes: Its memory. Estimated, except the last two, which are the measured rest.
