@@ -64,4 +64,4 @@ def _seconds(outcome: Outcome) -> str:
     if not outcome.measured:
         return "failed"
     seconds = outcome.middle("seconds_1000000")
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.{1 if seconds < 10 else 0}f} s"

@@ -71,10 +71,14 @@ def short(outcome: Outcome) -> str:
     if not outcome.claimed:
         return "–"
     if outcome.check == "restart":
-        return f"{outcome.middle('seconds_1000000'):.2g} s" if outcome.measured else "failed"
+        return _seconds(outcome.middle("seconds_1000000")) if outcome.measured else "failed"
     if outcome.check == "shuffle":
         return f"χ² {outcome.middle('chi2'):.3g}" if outcome.measured else "failed"
     return f"{percent(outcome)} %"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def percent(outcome: Outcome) -> str:

@@ -110,8 +110,8 @@ def test_the_front_page(opened: Any) -> None:
         "[...document.querySelectorAll('article img')].map(each => each.getBoundingClientRect().top)"
     )
     install = opened.locator("#install").bounding_box()["y"]
-    assert sum(top < install for top in tops) == 2, "two pictures are above the installation"
-    assert len(tops) == 4
+    assert sum(top < install for top in tops) == 3, "resuming, speed and truth are above the installation"
+    assert len(tops) == 5
     assert __version__ in opened.locator("header .md-source").inner_text()
     assert opened.locator("header .md-source").get_attribute("href").startswith("https://github.com/")
 
