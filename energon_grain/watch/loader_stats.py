@@ -466,7 +466,8 @@ def _storage_bound(stats: LoaderStats, stage: StageTime) -> Bound:
         return Bound(kind="storage", cause=cause, name=name, advice=advice)
 
     again = storage.repeated - storage.sent_twice
-    if again > _REFUSED * storage.requests or (storage.rereads and storage.paused_s > _AGAIN * stage.seconds):
+    failed = again > 0 or storage.rereads > 0
+    if again > _REFUSED * storage.requests or (failed and storage.paused_s > _AGAIN * stage.seconds):
         who = (
             f"the store failed {again:,} of {storage.requests:,} requests"
             if again
