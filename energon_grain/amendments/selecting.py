@@ -137,10 +137,11 @@ def select(wanted: Named, leaves: Mapping[str, Source], leaf_of: Callable[[str],
             try:
                 samples = where(source, what)
             except (ConfigError, KeyNotFoundError) as error:
-                raise type(error)(
-                    f"{error}. In exclude, the text of a dataset is a condition over columns: write keys as a list "
-                    f"({{{name!r}: [{what!r}]}}), and a file in place of the whole argument"
-                ) from error
+                error.add_note(
+                    f"In exclude, the text of a dataset is a condition over its columns. Keys are a list, "
+                    f"{{{name!r}: [{what!r}]}}; a file takes the place of the whole argument"
+                )
+                raise
             if not samples.size:
                 raise AmendmentError(f"amend: exclude of {name!r}: {what!r} holds for none of {len(source):,} samples")
             found.append(Selected(leaf=leaf, samples=samples, condition=Expression.parse(what, where="exclude").text))
