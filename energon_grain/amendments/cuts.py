@@ -130,7 +130,7 @@ def _boundary(order: IndexMap, pass_number: int, taken: int) -> tuple[int | None
     """The first position at or after one at which a blend can begin again.
 
     Returns:
-        The position of the order (None: only a later plan tells), the same of the blend, and the epoch, if it has any.
+        The position of the order (None: only a later plan has it), the same of the blend, and the epoch, if it has any.
     """
     root: int | None
     root, position = (taken, taken) if order.planned is None else order.planned.next_cut(taken)

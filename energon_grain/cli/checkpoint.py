@@ -224,7 +224,7 @@ def _loaded(file: Path) -> Any:
 
 
 class _Anything(dict[Any, Any]):
-    """Stands in for any object of a pickle: does nothing, and holds the entries of a dictionary."""
+    """Replaces any object of a pickle: does nothing, and holds the entries of a dictionary."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()

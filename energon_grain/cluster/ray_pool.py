@@ -307,7 +307,7 @@ class RayPool:
         """Learn about an actor that has started; it gets chunks from then on."""
         best: tuple[int, int, Host] | None = None
         probe = Probe.of(self._probe.descriptor, self._token)
-        for _ in range(3):  # the quickest call tells the clock best
+        for _ in range(3):  # the quickest call shows the clock best
             before = time.perf_counter_ns()
             host = Host(*ray.get(actor.handle.hello.remote(probe)))
             after = time.perf_counter_ns()

@@ -745,7 +745,7 @@ class Stream:
 
         They follow from positions if possible. Otherwise the steps before it are read and made again, from the nearest
         known place: the beginning, the restored state, a state saved since, or the current place. The attribute `read`
-        tells which. The stream keeps its place. Raises as `history.which.which`.
+        shows which. The stream keeps its place. Raises as `history.which.which`.
         """
         return self.ask(WHICH, step)
 
