@@ -23,6 +23,10 @@ LOADERS: dict[str, list[str]] = {
         "++workload.reader.data_loader_classname=energon_grain_dlio.loader.EnergonGrainDataLoader",
         "++workload.reader.data_loader_sampler=index",
     ],
+    "none": [
+        "++workload.reader.data_loader_classname=energon_grain_dlio.none.NoDataLoader",
+        "++workload.reader.data_loader_sampler=index",
+    ],
 }
 
 
@@ -39,8 +43,8 @@ class Workload:
 
 
 WORKLOADS = {
-    "resnet50": Workload(base="resnet50_h100", files=9600, bytes=114660, batch=400, utilisation=90.0, steps=24),
-    "cosmoflow": Workload(base="cosmoflow_h100", files=480, bytes=2828486, batch=1, utilisation=70.0, steps=480),
+    "resnet50": Workload(base="resnet50_h100", files=9600, bytes=114660, batch=400, utilisation=90.0, steps=200),
+    "cosmoflow": Workload(base="cosmoflow_h100", files=480, bytes=2828486, batch=1, utilisation=70.0, steps=4800),
 }
 
 
@@ -63,12 +67,12 @@ def overrides(name: str, folder: Path) -> list[str]:
     ]
 
 
-def dlio(ranks: int, settings: list[str]) -> dict[str, Any]:
+def dlio(ranks: int, settings: list[str], program: str = "benchmarks.dlio.quiet") -> dict[str, Any]:
     """Run DLIO on ranks of this machine. Returns its summary, with the processor seconds of all ranks."""
     with tempfile.TemporaryDirectory(prefix="dlio-") as output:
         command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
         command += ["--mca", "mpi_yield_when_idle", "1", "-n", str(ranks)]
-        command += [sys.executable, "-m", "dlio_benchmark.main", *settings, f"hydra.run.dir={output}"]
+        command += [sys.executable, "-m", program, *settings, f"hydra.run.dir={output}"]
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "DFTRACER_ENABLE": "0"}
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -90,14 +94,14 @@ def generate(name: str, folder: Path) -> None:
         done.touch()
 
 
-def measure(name: str, loader: str, ranks: int, threads: int, folder: Path) -> dict[str, float]:
+def measure(name: str, loader: str, ranks: int, threads: int, folder: Path, program: str) -> dict[str, float]:
     """Run a workload on emulated accelerators."""
     workload = WORKLOADS[name]
     steps = workload.files // (workload.batch * ranks)
     epochs = max(2, -(-workload.steps // steps))
     settings = [*overrides(name, folder), *LOADERS[loader], f"++workload.train.epochs={epochs}"]
     settings += [f"++workload.reader.read_threads={threads}", "++workload.workflow.generate_data=False"]
-    summary = dlio(ranks, settings)
+    summary = dlio(ranks, settings, program)
     metric = summary["metric"]
     return {
         "accelerators": ranks,
@@ -117,11 +121,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--accelerators", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8, 12])
     parser.add_argument("--threads", type=int, default=1, help="read_threads of each rank (default: 1)")
     parser.add_argument("--folder", type=Path, default=Path(".bench/dlio").absolute(), help="folder of the files")
+    parser.add_argument("--unchanged", action="store_true", help="DLIO with its debug text of all files per sample")
     options = parser.parse_args(arguments)
+    program = "dlio_benchmark.main" if options.unchanged else "benchmarks.dlio.quiet"
     options.folder.mkdir(parents=True, exist_ok=True)
     generate(options.workload, options.folder)
     for ranks in options.accelerators:
-        values = measure(options.workload, options.loader, ranks, options.threads, options.folder)
+        values = measure(options.workload, options.loader, ranks, options.threads, options.folder, program)
         print(json.dumps({"workload": options.workload, "loader": options.loader, **values}), flush=True)
         if values["utilisation_percent"] < WORKLOADS[options.workload].utilisation:
             break

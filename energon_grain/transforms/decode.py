@@ -115,7 +115,10 @@ def json_codec(part: str) -> Callable[[Buffer], Any]:
 
 
 def decode_npy(data: Buffer, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
-    """Decode a `.npy` file to an array, writable and in its saved memory order. Raises ValueError."""
+    """Decode a `.npy` file to an array, writable and in its saved memory order. Raises ValueError.
+
+    The array of a `bytearray` shares its memory; that of any other buffer is a copy.
+    """
     size = _npy_header_size(data)
     shape, fortran, dtype = _npy_header(bytes(data[:size])) if size else ((), False, _OBJECT)
     if dtype.hasobject or not dtype.itemsize:
@@ -125,8 +128,8 @@ def decode_npy(data: Buffer, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
     count = math.prod(shape)
     if len(data) - size < count * dtype.itemsize:
         raise ValueError(f"the header declares {count * dtype.itemsize} bytes, the file has {len(data) - size}")
-    flat = np.frombuffer(data, dtype, count, size)
-    return flat.reshape(shape, order="F" if fortran else "C").copy(order="K")
+    array = np.frombuffer(data, dtype, count, size).reshape(shape, order="F" if fortran else "C")
+    return array if isinstance(data, bytearray) and array.flags.aligned else array.copy(order="K")
 
 
 def decode_npz(data: Buffer, *, allow_pickle: bool = False, max_bytes: int | None = None) -> dict[str, Any]:

@@ -49,6 +49,15 @@ def test_a_worker_refuses_files_that_changed(listed: Path) -> None:
         pickle.loads(copy)
 
 
+@pytest.mark.parametrize("more_bytes", [-1, 1])
+def test_a_file_that_grew_or_shrank_is_named(listed: Path, more_bytes: int) -> None:
+    rows = rows_of(listed)
+    file = listed.with_name("img_05.npy")
+    file.write_bytes((file.read_bytes() + b"x")[: int(rows.lengths[5]) + more_bytes])
+    with pytest.raises(StaleIndexError, match=r"img_05.*had"):
+        rows.read_rows(np.array([5]))
+
+
 def test_missing_files_are_named(listed: Path) -> None:
     rows = rows_of(listed)
     listed.with_name("img_05.npy").unlink()

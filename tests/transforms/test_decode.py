@@ -313,7 +313,7 @@ def test_npy_decodes_as_numpy_does(data: st.DataObject, dtype: np.dtype[Any], sh
     array = data.draw(hnp.arrays(dtype, shape))
     file = npy(np.asfortranarray(array) if fortran else array)
     wanted = np.lib.format.read_array(io.BytesIO(file))
-    for buffer in (file, memoryview(b"x" + file + b"more")[1:]):
+    for buffer in (file, memoryview(b"x" + file + b"more")[1:], bytearray(file)):
         decoded = decode_npy(buffer)
         assert decoded.dtype == wanted.dtype
         assert decoded.shape == wanted.shape

@@ -68,15 +68,23 @@ class FileRows(Rows):
         return [Path(self.files[number]).stem for number in numbers.tolist()]
 
     def read_rows(self, numbers: npt.NDArray[np.int64]) -> RawBatch:
-        contents = [self._read(self.files[number]) for number in numbers.tolist()]
+        lengths = self.lengths[numbers].tolist()
+        files = [self.files[number] for number in numbers.tolist()]
+        contents = [self._read(file, length) for file, length in zip(files, lengths, strict=True)]
         return self.batch(numbers, {self.part_names[0]: contents})
 
-    def _read(self, file: str) -> bytes:
+    def _read(self, file: str, length: int) -> bytearray:
+        """Read a file into memory of its own, in which an array may be decoded."""
+        content = bytearray(length)
         try:
             with open(file, "rb", buffering=0) as opened:
-                return opened.readall()
+                size = os.fstat(opened.fileno()).st_size
+                read = opened.readinto(content)
         except OSError as error:
             raise ReadError(f"{file}: cannot be read: {error}") from error
+        if not read == size == length:
+            raise StaleIndexError(f"{file}: has {size} bytes and had {length} when the list was opened")
+        return content
 
 
 def open_files(location: str, parts: PartFilter) -> Opened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ class Loader(Adapter):
     settings = (
         "num_splits = global batch: each step takes one row of each split; a step of a host with workers is one "
         "batch of each worker, of equal sizes: state_dict() needs a step that all splits have taken; the number of "
-        "workers is rounded down to a divisor of the batch; shuffle=True; forkserver; one loader per epoch"
+        "workers is rounded down to a divisor of the batch; shuffle=True; forkserver, preloaded; one loader per epoch"
     )
     claims = frozenset({"resume", "elastic_hosts", "elastic_workers", "repeatable", "repeatable_workers", "shuffle"})
 
@@ -35,6 +36,7 @@ class Loader(Adapter):
             database.create_table(dataset.name, pa.table({"text": [text for tar in tars for text in members(tar)]}))
 
     def open(self, run: Run) -> None:
+        multiprocessing.set_forkserver_preload(["benchmarks.truth.loaders.lance"])  # else each worker imports it
         self.run, self.epoch, self.state, self.loader = run, 0, None, None
         self.table = lancedb.connect(str(run.folder / "lance")).open_table(run.datasets[0].name)
 
