@@ -341,13 +341,13 @@ def main(names: str = "", seconds: float = 4.0, rounds: int = 2, scale: float = 
 
 
 def _named(answer: dict[str, Any], name: str) -> int:
-    """The minimum that an error names, for all ranks; 0: no error. Raises RuntimeError for another error."""
+    """The minimum that an error names; 0: no error. Raises RuntimeError for another error."""
     if "error" not in answer:
         return 0
     found = re.search(r"at least '(\d+)MiB'", answer["error"])
     if found is None:
         raise RuntimeError(f"{name}: {answer['error']}")
-    return (int(found[1]) << 20) * (RANKS if name == "ranks" else 1)
+    return int(found[1]) << 20
 
 
 _TRIES = 6
@@ -360,7 +360,7 @@ def _row(name: str, folder: Path, seconds: float, rounds: int) -> str:
         raise RuntimeError(f"{name}: a budget of 1 MiB did not name the minimum, but gave {answer}")
     for _ in range(_TRIES):  # the index does not show how much larger decoding and hooks make a sample
         answer, _ = _sampled(name, folder, min(seconds, 4.0), 2 * minimum)
-        known = _named(answer, name) or answer["minimum"] * (RANKS if name == "ranks" else 1)
+        known = _named(answer, name) or answer["minimum"]
         if "error" not in answer and known <= 1.2 * minimum:
             break
         minimum = max(known, minimum * 11 // 10)

@@ -24,7 +24,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _MMAP_THRESHOLD_BYTES = 32 << 20  # the upper limit of glibc
 _KEPT_BYTES = 256 << 20
 _GROWTH_BYTES = 4 << 20
-_LITTLE_BYTES = 16 << 20
+_LEAST_KEPT_BYTES = 16 << 20
 
 _done = False
 
@@ -57,12 +57,12 @@ def _libc() -> Any:
     return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 
 
-def keep_little_memory() -> None:
-    """Set the C library to return freed memory above 16 MiB to the system, if it is glibc."""
+def keep_little_memory(size_bytes: int) -> None:
+    """Set the C library to return freed memory above this size (16 to 256 MiB) to the system, if it is glibc."""
     keep_freed_memory()
     libc = _libc()
     if libc is not None:
-        libc.mallopt(_M_TRIM_THRESHOLD, _LITTLE_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, max(_LEAST_KEPT_BYTES, min(_KEPT_BYTES, size_bytes)))
 
 
 def trim() -> None:

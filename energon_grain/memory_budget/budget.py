@@ -65,6 +65,8 @@ _FORGETTING = 0.95
 _GROWTH_BYTES, _GROWTH_STEPS = 8 << 20, 6
 _MIB = 1 << 20
 _LEAST_CHUNK_BYTES = 256 << 10
+_KEPT = 16
+"""Freed memory that the C library keeps, in all processes together, is at most this part of the budget."""
 _CHUNKS = 32
 """A chunk, of which each worker makes one at a time, has at most this part of what this process may hold."""
 
@@ -97,7 +99,6 @@ class MemoryBudget:
         self.ledger.claim()
         holders.add(self.look_ahead)
         look_ahead.budget = self.look_ahead.fits
-        keep_little_memory()
         self.update()
         self._thread.start()
 
@@ -218,6 +219,7 @@ class MemoryBudget:
             allowed = min(size_bytes, before + max(_GROWTH_BYTES, before // 2, share // _GROWTH_STEPS))
             self._allowed[holder] = allowed
             holder.allow(allowed)
+        keep_little_memory(self.ledger.budget_bytes // (_KEPT * len(rows)))
         look_ahead.chunk_bytes = max(_LEAST_CHUNK_BYTES, min(CHUNK_BYTES, share // _CHUNKS))
 
     def _refuse_if_short(self, rows: Any) -> None:
@@ -233,10 +235,12 @@ class MemoryBudget:
 
     def _message(self, needed_bytes: int, detail: str) -> str:
         """The error. Its number suffices even if no other process shares the libraries of this one any more."""
-        enough = needed_bytes + measure().elsewhere
+        enough, parts = needed_bytes + measure().elsewhere, self.ledger.parts
+        if parts > 1:
+            detail = f"{_mib(enough)} for each of {parts} processes of this host; in this one, {detail}"
         return (
-            f"memory={_exact(self.ledger.budget_bytes)}: at least {_mib(enough)} are needed ({detail}): raise the "
-            f"budget to that, or use fewer workers, smaller batches, or threads in place of processes"
+            f"memory={_exact(parts * self.ledger.budget_bytes)}: at least {_mib(parts * enough)} are needed ({detail}): "
+            f"raise the budget to that, or use fewer workers, smaller batches, or threads in place of processes"
         )
 
     def require(self, more_bytes: int, detail: str) -> None:
@@ -339,7 +343,7 @@ def use_memory(memory: StreamMemory | str | int | None) -> None:
         if not measurable():
             raise ConfigError(f"memory={memory!r}: needs Linux, whose /proc/self/smaps_rollup measures it")
         if _active is None:
-            _begin(Ledger.inherited() or Ledger.new(settings.own_bytes))
+            _begin(Ledger.inherited() or Ledger.new(settings.own_bytes, settings.parts))
         elif _active.ledger.root == os.getpid():
             _active.ledger.resize(settings.own_bytes)
 
@@ -372,7 +376,8 @@ def prepare_budget() -> None:
     """Begin the budget of the environment for processes that are forked later, without a thread in this one."""
     memory = os.environ.get(ENVIRONMENT)
     if memory and measurable() and _active is None and Ledger.inherited() is None:
-        ledger = Ledger.new(StreamMemory(memory).own_bytes)
+        settings = StreamMemory(memory)
+        ledger = Ledger.new(settings.own_bytes, settings.parts)
         os.environ[LEDGER] = ledger.path
         _prepared.append(ledger)
 

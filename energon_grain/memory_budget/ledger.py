@@ -26,8 +26,8 @@ ENVIRONMENT = "ENERGON_GRAIN_MEMORY_LEDGER"
 KINDS: tuple[str, ...] = ("look-ahead", "caches", "buffers", "indices")
 """Kinds of holders, in the order of the columns of a row."""
 _ROWS = 1024
-_MAGIC = 0x6D656D6F72790001
-_HEAD = np.dtype([("magic", "u8"), ("budget", "i8"), ("pid", "i8"), ("started", "i8")])
+_MAGIC = 0x6D656D6F72790002
+_HEAD = np.dtype([("magic", "u8"), ("budget", "i8"), ("parts", "i8"), ("pid", "i8"), ("started", "i8")])
 ROW = np.dtype(
     [
         ("pid", "i8"),
@@ -71,16 +71,21 @@ class Ledger:
         """The budget of the tree."""
         return int(self._head["budget"][0])
 
+    @property
+    def parts(self) -> int:
+        """The trees of this host that divide the budget of the user, such as ranks."""
+        return int(self._head["parts"][0])
+
     def resize(self, budget_bytes: int) -> None:
         """Change the budget, for all processes."""
         self._head["budget"] = budget_bytes
 
     @classmethod
-    def new(cls, budget_bytes: int) -> Self:
+    def new(cls, budget_bytes: int, parts: int = 1) -> Self:
         """The ledger of a tree that begins with this process."""
         descriptor = os.memfd_create("energon-grain-memory", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, _HEAD.itemsize + _ROWS * ROW.itemsize)
-        head = np.array([(_MAGIC, budget_bytes, os.getpid(), started(os.getpid()))], _HEAD)
+        head = np.array([(_MAGIC, budget_bytes, parts, os.getpid(), started(os.getpid()))], _HEAD)
         os.pwrite(descriptor, head.tobytes(), 0)
         return cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}")
 

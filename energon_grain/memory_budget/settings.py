@@ -63,7 +63,12 @@ class StreamMemory:
     @property
     def own_bytes(self) -> int:
         """The part of this process and the processes below it."""
-        return bytes_of(self.budget) // (self.processes or _processes_of_host())
+        return bytes_of(self.budget) // self.parts
+
+    @property
+    def parts(self) -> int:
+        """The processes of this host that share the budget."""
+        return self.processes or _processes_of_host()
 
     @classmethod
     def of(cls, memory: StreamMemory | str | int) -> StreamMemory:
