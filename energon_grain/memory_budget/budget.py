@@ -67,7 +67,7 @@ _MIB = 1 << 20
 _LEAST_CHUNK_BYTES = 256 << 10
 _KEPT = 16
 """Freed memory that the C library keeps, in all processes together, is at most this part of the budget."""
-_CHUNKS = 32
+_CHUNKS = 16
 """A chunk, of which each worker makes one at a time, has at most this part of what this process may hold."""
 
 

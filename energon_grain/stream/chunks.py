@@ -210,8 +210,8 @@ class ChunkPace:
         self.size_bytes = most * read // max(encoded.size_bytes, read)
 
 
-MAX_PLAN = 32_768
-"""Positions drawn at once."""
+MAX_PLAN, _SIZES_DRAWN = 32_768, 8
+"""Positions drawn at once; plans that share these if prefetches are short, as drawing a few costs as much as many."""
 
 
 def plan_chunks(
@@ -298,26 +298,31 @@ def _plans(
     work: Places | None,
 ) -> Iterator[_Plan]:
     """The plans of a pass. The first plan is small, so the first batch waits for nothing else."""
-    end = local_end(spec, share, pass_number) if work is None else work.end
-    size = pace.samples
+    known = local_end(spec, share, pass_number) if work is None else work.end
+    end = 1 << 62 if known is None else known
+    size, drawn_at_once = pace.samples, 0
     bound = MAX_PLAN if work is None else max(size, MAX_PLAN // share.hosts)  # `work` inspects the items of all hosts
-    while end is None or first < end:
-        stop = first + size if end is None else min(first + size, end)
-        positions = share.to_global(np.arange(first, stop))
-        if work is not None:
-            positions = work.positions(work.items(positions))
-        draws = spec.order.draw(positions, pass_number)
-        totals = np.concatenate([[0], np.cumsum(sources.sizes(draws))])
-        # Fewer items if packs are large: the limit counts samples.
-        most = max(1, bound * len(draws) // max(1, len(draws.leaf)))
-        prefetched = None
-        if ahead:
-            step_bytes = min(ahead.step_bytes, look_ahead.step_bytes)
-            prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, step_bytes, side="right")) - 1)])
-            draws, totals = draws[: len(prefetched)], totals[: len(prefetched) + 1]
-        yield _Plan(first=first, draws=draws, totals=totals, prefetched=prefetched)
-        size = min(2 * len(draws), most) if len(draws) < stop - first else most if ahead else min(size * 4, most)
-        first += len(draws)
+    while first < end:
+        begin, until = first, min(first + max(size, drawn_at_once), end)
+        positions = share.to_global(np.arange(begin, until))
+        positions = positions if work is None else work.positions(work.items(positions))
+        drawn = spec.order.draw(positions, pass_number)
+        before = np.concatenate([[0], np.cumsum(sources.sizes(drawn))])
+        stop = min(first + size, until)
+        while first < stop <= until:
+            draws, totals = drawn[first - begin : stop - begin], before[first - begin : stop - begin + 1]
+            # Fewer items if packs are large: the limit counts samples.
+            most = max(1, bound * len(draws) // max(1, len(draws.leaf)))
+            prefetched = None
+            if ahead:
+                bytes_end = totals[0] + min(ahead.step_bytes, look_ahead.step_bytes)
+                prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, bytes_end, side="right")) - 1)])
+                draws, totals = draws[: len(prefetched)], totals[: len(prefetched) + 1]
+            yield _Plan(first=first, draws=draws, totals=totals - totals[0], prefetched=prefetched)
+            size = min(2 * len(draws), most) if len(draws) < stop - first else most if ahead else min(size * 4, most)
+            first += len(draws)
+            stop = min(first + size, end)
+        drawn_at_once = min(_SIZES_DRAWN * size, bound) if ahead else 0
 
 
 def _one_plan_ahead(plans: Iterator[_Plan]) -> Iterator[_Plan]:

@@ -276,9 +276,7 @@ class StreamSpec:
     @property
     def endless(self) -> bool:
         """Whether it has no passes."""
-        if self.program is not None:
-            return not self.program.root.finite
-        return self.order.passes is None
+        return self.order.passes is None if self.program is None else not self.program.root.finite
 
     @property
     def order_version(self) -> int:

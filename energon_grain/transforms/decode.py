@@ -115,10 +115,7 @@ def json_codec(part: str) -> Callable[[Buffer], Any]:
 
 
 def decode_npy(data: Buffer, *, allow_pickle: bool = False) -> npt.NDArray[Any]:
-    """Decode a `.npy` file to an array, writable and in its saved memory order. Raises ValueError.
-
-    The array of a `bytearray` shares its memory; that of any other buffer is a copy.
-    """
+    """Decode a `.npy` file to a writable array in its saved memory order: a `bytearray` in place. Raises ValueError."""
     size = _npy_header_size(data)
     shape, fortran, dtype = _npy_header(bytes(data[:size])) if size else ((), False, _OBJECT)
     if dtype.hasobject or not dtype.itemsize:
