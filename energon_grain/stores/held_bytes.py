@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import threading
 from bisect import bisect_left, bisect_right
@@ -107,11 +106,17 @@ class HeldRanges:
 
     def read(self, name: str, start: int, stop: int) -> bytes | None:
         """Bytes [start, stop), or None if they are not all held."""
+        parts: list[memoryview] = []
+        at = start
         with _holding:
-            ranges = self._held.get(name, [])
-            if start >= stop or _gaps(ranges, start, stop):
-                return b"" if start >= stop else None
-            parts = [data[max(0, start - begin) : stop - begin] for begin, data in _overlapping(ranges, start, stop)]
+            for begin, data in _overlapping(self._held.get(name, []), start, stop):
+                if begin > at:
+                    return None
+                if part := data[at - begin : stop - begin]:
+                    parts.append(part)
+                    at += len(part)
+        if at < stop:
+            return None
         return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     def discard(self, prefix: str) -> None:
@@ -165,9 +170,7 @@ def _overlapping(ranges: list[tuple[int, memoryview]], start: int, stop: int) ->
 def _gaps(ranges: list[tuple[int, memoryview]], start: int, stop: int) -> list[_Gap]:
     found: list[_Gap] = []
     at = start
-    for begin, data in itertools.islice(ranges, max(0, bisect_right(ranges, start, key=_start) - 1), None):
-        if begin >= stop:
-            break
+    for begin, data in _overlapping(ranges, start, stop):
         if begin > at:
             found.append((at, begin))
         at = max(at, begin + len(data))

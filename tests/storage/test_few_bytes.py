@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import random
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -153,3 +155,33 @@ def test_what_is_planned_again_is_held_longer() -> None:
     assert held.missing("a", 10, 20) == []  # planned again
     held.add("a", 80, [bytes(40)])
     assert held.missing("a", 0, 120) == [(40, 80)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_held_bytes_are_those_added(seed: int) -> None:
+    draw = random.Random(seed)
+    data = draw.randbytes(400)
+    held, known = HeldRanges(1 << 20), [False] * len(data)
+    for _ in range(60):
+        start, stop = sorted(draw.choices(range(len(data) + 1), k=2))
+        if draw.random() < 0.2:
+            cut = draw.randint(start, stop)
+            held.add("a", start, [data[start:cut], data[cut:stop]])
+            known[start:stop] = [True] * (stop - start)
+        assert held.read("a", start, stop) == (data[start:stop] if all(known[start:stop]) else None)
+        gaps = {byte for begin, end in held.missing("a", start, stop) for byte in range(begin, end)}
+        assert gaps == {byte for byte in range(start, stop) if not known[byte]}
+        assert held.size_bytes == sum(known)
+
+
+def test_a_read_takes_no_longer_where_much_is_held() -> None:
+    def seconds(pieces: int) -> float:
+        held = HeldRanges(1 << 30)
+        held.add("a", 0, [bytes(64)] * pieces)
+        began = time.thread_time()
+        for _ in range(1000):
+            assert held.read("a", 64 * pieces - 100, 64 * pieces) == bytes(100)
+            assert held.missing("a", 64 * pieces - 100, 64 * pieces + 1) == [(64 * pieces, 64 * pieces + 1)]
+        return time.thread_time() - began
+
+    assert seconds(40_000) <= 20 * seconds(40)  # 1.5 times
