@@ -8,7 +8,8 @@ is new to the process once), then a measured pass over the other half. A pass in
 last batch; nothing is prefetched beyond it. Processor time is that of the whole process, without the server's.
 
 `obstore` streams ranges of 4 MiB, four at a time, in pieces of 256 KiB as the loader does, and drops them. `obstore,
-copied` also copies them into one buffer per thread, the least that a loader with pooled buffers would do.
+copied` also copies them into one buffer per thread, the least that a loader with pooled buffers would do. `obstore,
+small` sends as many requests as the loader does for a shuffled pass: ranges of 400 KB, 32 at a time.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ _BUCKET = "bench"
 _STEP = 4 << 20
 _PIECE = 256 << 10
 _IN_FLIGHT = 4
+_SMALL_STEP, _SMALL_IN_FLIGHT = 400_000, 32
 _COUNTS = "/-/counts"
 _MEMORY_BYTES = 3 << 29
-CASES = ("ours", "ours, no pages", "obstore", "obstore, copied")
+CASES = ("ours", "ours, no pages", "obstore", "obstore, copied", "obstore, small")
 
 
 class _Files(BaseHTTPRequestHandler):
@@ -172,22 +174,23 @@ def loader_pass(cache_mb: float | None) -> dict[str, Any]:
         return _measured(run)
 
 
-def bare_pass(root: str, copied: bool) -> dict[str, Any]:
+def bare_pass(root: str, copied: bool, small: bool) -> dict[str, Any]:
     """A pass of obstore alone."""
     import obstore
 
     store = obstore.store.S3Store(_BUCKET, client_options={"allow_http": True})
+    step, in_flight = (_SMALL_STEP, _SMALL_IN_FLIGHT) if small else (_STEP, _IN_FLIGHT)
 
     def run(folder: str) -> int:
         ranges = [
-            (f"{folder}/{shard.name}", at, min(at + _STEP, shard.stat().st_size))
+            (f"{folder}/{shard.name}", at, min(at + step, shard.stat().st_size))
             for shard in shards(Path(root, folder))
-            for at in range(0, shard.stat().st_size, _STEP)
+            for at in range(0, shard.stat().st_size, step)
         ]
 
         def fetch(which: int) -> int:
-            buffer, size = memoryview(bytearray(_STEP)), 0
-            for key, start, stop in ranges[which::_IN_FLIGHT]:
+            buffer, size = memoryview(bytearray(step)), 0
+            for key, start, stop in ranges[which::in_flight]:
                 at = 0
                 for piece in store.get(key, options={"range": (start, stop)}).stream(min_chunk_size=_PIECE):
                     if copied:
@@ -196,8 +199,8 @@ def bare_pass(root: str, copied: bool) -> dict[str, Any]:
                 size += at
             return size
 
-        with ThreadPoolExecutor(_IN_FLIGHT) as pool:
-            return sum(pool.map(fetch, range(_IN_FLIGHT)))
+        with ThreadPoolExecutor(in_flight) as pool:
+            return sum(pool.map(fetch, range(in_flight)))
 
     claim_memory(_MEMORY_BYTES)
     return _measured(run)
@@ -260,7 +263,8 @@ def main(
                     more: dict[str, Any] = {"cache_mb": 0 if "no pages" in case else None}
                     call = "loader_pass"
                 else:
-                    more, call = {"root": str(root), "copied": "copied" in case}, "bare_pass"
+                    more = {"root": str(root), "copied": "copied" in case, "small": "small" in case}
+                    call = "bare_pass"
                 answer = ask("bucket_cpu", call, environment=environment, **more)
                 found.setdefault(case, []).append(answer)
                 print(case, {name: round(value, 3) for name, value in answer.items()}, file=sys.stderr, flush=True)
