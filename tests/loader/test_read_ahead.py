@@ -177,8 +177,8 @@ def test_a_budget_does_not_shorten_steps_that_are_cached(
         with open_stream(bucket.url, ahead_bytes=12_000_000, cache_bytes=1 << 30) as stream:
             take(stream, SAMPLES // BATCH)
         steps.append(len(fetched))
-    assert steps[0] >= SAMPLES * SAMPLE_BYTES / 100_000
-    assert steps[1] < steps[0] / 5
+    assert steps[0] > 20  # pages have more than a step needs
+    assert steps[1] < steps[0] / 2
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str) -> list[Any]:
