@@ -538,6 +538,7 @@ class _Samples:
             sqlite=sqlite,
             num_workers=0,
             progress=progress,
+            digest=False,  # a scan after a kill would make some
             **definition,
             **self._split(),
         )

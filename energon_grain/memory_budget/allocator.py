@@ -27,6 +27,7 @@ _GROWTH_BYTES = 4 << 20
 _LEAST_KEPT_BYTES = 16 << 20
 
 _done = False
+_kept_bytes = 0  # as set by `keep_little_memory`
 
 
 def keep_freed_memory() -> None:
@@ -59,10 +60,12 @@ def _libc() -> Any:
 
 def keep_little_memory(size_bytes: int) -> None:
     """Set the C library to return freed memory above this size (16 to 256 MiB) to the system, if it is glibc."""
+    global _kept_bytes
     keep_freed_memory()
-    libc = _libc()
-    if libc is not None:
-        libc.mallopt(_M_TRIM_THRESHOLD, max(_LEAST_KEPT_BYTES, min(_KEPT_BYTES, size_bytes)))
+    libc, kept_bytes = _libc(), max(_LEAST_KEPT_BYTES, min(_KEPT_BYTES, size_bytes))
+    if libc is not None and kept_bytes != _kept_bytes:  # setting it takes the lock of the allocator
+        libc.mallopt(_M_TRIM_THRESHOLD, kept_bytes)
+        _kept_bytes = kept_bytes
 
 
 def trim() -> None:

@@ -239,8 +239,8 @@ class MemoryBudget:
         if parts > 1:
             detail = f"{_mib(enough)} for each of {parts} processes of this host; in this one, {detail}"
         return (
-            f"memory={_exact(parts * self.ledger.budget_bytes)}: at least {_mib(parts * enough)} are needed ({detail}): "
-            f"raise the budget to that, or use fewer workers, smaller batches, or threads in place of processes"
+            f"memory={_exact(parts * self.ledger.budget_bytes)}: at least {_mib(parts * enough)} are needed ({detail}):"
+            f" raise the budget to that, or use fewer workers, smaller batches, or threads in place of processes"
         )
 
     def require(self, more_bytes: int, detail: str) -> None:

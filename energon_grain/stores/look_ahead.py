@@ -25,6 +25,7 @@ from energon_grain.storage.cancellation import Cancellation, Cancelled, cancelle
 from energon_grain.storage.remote import RemoteFiles
 from energon_grain.stream.clock import Clock
 from energon_grain.stream.index_map import Draws
+from energon_grain.stream.memory import look_ahead
 from energon_grain.stream.observer import Outlet
 
 Int64Array = npt.NDArray[np.int64]
@@ -70,7 +71,6 @@ class LookAhead:
     Errors are not reported: reading the bytes will raise them again.
 
     Attributes:
-        step_bytes: Bytes per step; at any time one step is read and one is prefetched.
         outlet: Receives the time that threads waited for prefetched bytes.
     """
 
@@ -85,8 +85,9 @@ class LookAhead:
                 self._sources[leaf] = source
                 limits += [files.settings.ahead_bytes if in_process else files.ahead_bytes for files in kept]
         self._in_process = in_process
-        self._most_bytes = self.step_bytes = min(limits, default=0) // 2
-        if self.step_bytes == 0:
+        self._most_bytes = self._step_bytes = min(limits, default=0) // 2
+        self._ready_bytes = 0
+        if self._most_bytes == 0:
             self._sources = {}
         self._fetched_bytes = 0
         self._check_at_bytes = 0
@@ -100,12 +101,17 @@ class LookAhead:
         """Whether there is anything to prefetch."""
         return bool(self._sources) and not self._not_cached
 
+    @property
+    def step_bytes(self) -> int:
+        """Bytes per step; at any time one step is read and one is prefetched. Bytes that are cached take no memory."""
+        return min(self._step_bytes, max(look_ahead.step_bytes, self._ready_bytes))
+
     def fetch(self, draws: Draws) -> Prefetched:
         """Start to prefetch the bytes of draws, or of the first of them if all with their gaps are too much."""
         step = self._step(draws)
         draws, ranges = step.draws, step.ranges
         self._fetched_bytes += step.size_bytes
-        self.step_bytes = min(self._most_bytes, 2 * self._short_bytes) if self._is_short else self._most_bytes
+        self._step_bytes = min(self._most_bytes, 2 * self._short_bytes) if self._is_short else self._most_bytes
         wanted = np.full(len(ranges), len(draws), np.int64)
         np.minimum.at(wanted, step.span, step.place)
         rank = np.full(len(ranges), -1, np.int64)
@@ -115,6 +121,7 @@ class LookAhead:
             if not files.is_prefetched(path, start, stop):
                 rank[number] = len(futures)
                 futures.append(self._submit(files, path, start, stop))
+        self._ready_bytes = 0 if futures else 2 * step.size_bytes
         needed = np.zeros(len(draws), np.int64)
         if futures:
             np.maximum.at(needed, step.place, rank[step.span] + 1)

@@ -315,8 +315,8 @@ def _plans(
             most = max(1, bound * len(draws) // max(1, len(draws.leaf)))
             prefetched = None
             if ahead:
-                bytes_end = totals[0] + min(ahead.step_bytes, look_ahead.step_bytes)
-                prefetched = ahead.fetch(draws[: max(1, int(np.searchsorted(totals, bytes_end, side="right")) - 1)])
+                fitting = int(np.searchsorted(totals, totals[0] + ahead.step_bytes, side="right")) - 1
+                prefetched = ahead.fetch(draws[: max(1, fitting)])
                 draws, totals = draws[: len(prefetched)], totals[: len(prefetched) + 1]
             yield _Plan(first=first, draws=draws, totals=totals - totals[0], prefetched=prefetched)
             size = min(2 * len(draws), most) if len(draws) < stop - first else most if ahead else min(size * 4, most)

@@ -16,7 +16,6 @@ from energon_grain.stream.drops import Dropped, PartialItem
 from energon_grain.stream.index_map import Draws, Sources
 from energon_grain.stream.lanes import Feed, Item, Items, Lane, Samples
 from energon_grain.stream.look_ahead import LookAhead, PrefetchedChunk
-from energon_grain.stream.memory import look_ahead
 from energon_grain.stream.state import Position
 
 FeedState = tuple[int, int]
@@ -375,5 +374,4 @@ class LaneLookAhead:
                 self._ends[id(feed)] = feed.pass_number, begin + rounds
         self._steps.append(_Step(begins, prefetched.until(len(prefetched))))
         mean_bytes = max(1.0, float(self._sources.sizes(draws).mean()))
-        step_bytes = min(self._ahead.step_bytes, look_ahead.step_bytes)
-        self._samples = max(1.0, min(self._samples * _GROWTH, step_bytes / mean_bytes))
+        self._samples = max(1.0, min(self._samples * _GROWTH, self._ahead.step_bytes / mean_bytes))

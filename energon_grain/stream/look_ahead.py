@@ -33,13 +33,12 @@ class Prefetched(Protocol):
 
 
 class LookAhead(Protocol):
-    """Prefetches the bytes of the next draws, in the order in which they are needed.
+    """Prefetches the bytes of the next draws, in the order in which they are needed."""
 
-    Attributes:
-        step_bytes: Bytes to prefetch at a time.
-    """
-
-    step_bytes: int
+    @property
+    def step_bytes(self) -> int:
+        """Bytes to prefetch at a time."""
+        ...
 
     def __bool__(self) -> bool:
         """Whether there is anything to prefetch."""

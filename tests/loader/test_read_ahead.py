@@ -31,9 +31,10 @@ from energon_grain import (
     get_train_dataset,
     use_storage,
 )
-from energon_grain.stores.look_ahead import _well_cut
-from energon_grain.stream.chunks import Chunk, Encoded
-from energon_grain.stream.index_map import Draws
+from energon_grain.stores.look_ahead import LookAhead, _well_cut
+from energon_grain.stream.chunks import MAX_PLAN, Chunk, Encoded
+from energon_grain.stream.index_map import Draws, IndexMap
+from energon_grain.stream.memory import look_ahead
 from energon_grain.stream.workers import OrderedWorkers
 from energon_grain.testing import make_blob_dataset
 
@@ -153,6 +154,44 @@ def test_a_pass_takes_few_requests_and_fetches_nothing_twice(
         take(stream, SAMPLES // BATCH)
     assert len(bucket.server.requests(".tar")) < 80
     assert sent_bytes(bucket) < most * size
+
+
+def test_short_steps_share_draws(bucket: Bucket, open_stream: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing a few positions costs almost as much as drawing many."""
+    fetched = counted(monkeypatch, LookAhead, "fetch")
+    drawn = counted(monkeypatch, IndexMap, "draw")
+    with open_stream(bucket.url, ahead_bytes=500_000, cache_bytes=0) as stream:
+        take(stream, SAMPLES // BATCH)
+    assert len(fetched) > 40
+    assert len(drawn) < len(fetched) / 3
+    assert sum(len(positions) for positions, *_ in drawn) < 2 * MAX_PLAN
+
+
+def test_a_budget_does_not_shorten_steps_that_are_cached(
+    bucket: Bucket, open_stream: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look_ahead, "step_bytes", 100_000)
+    steps: list[int] = []
+    for _ in range(2):
+        fetched = counted(monkeypatch, LookAhead, "fetch")
+        with open_stream(bucket.url, ahead_bytes=12_000_000, cache_bytes=1 << 30) as stream:
+            take(stream, SAMPLES // BATCH)
+        steps.append(len(fetched))
+    assert steps[0] > 20  # pages have more than a step needs
+    assert steps[1] < steps[0] / 2
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, kind: Any, name: str) -> list[Any]:
+    """The arguments of all calls of a method from now on."""
+    calls: list[Any] = []
+    method = getattr(kind, name)
+
+    def call(self: Any, *arguments: Any) -> Any:
+        calls.append(arguments)
+        return method(self, *arguments)
+
+    monkeypatch.setattr(kind, name, call)
+    return calls
 
 
 def test_no_more_than_allowed_is_fetched_ahead(bucket: Bucket, folder: Path, open_stream: Open) -> None:

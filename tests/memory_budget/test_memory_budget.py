@@ -108,6 +108,16 @@ def test_below_the_minimum_an_error_names_the_number_that_suffices(texts: Path) 
     assert most < WITHIN * int(named[1]) * MIB
 
 
+def test_the_error_of_a_rank_names_the_budget_of_its_host(texts: Path) -> None:
+    ranks = {"SAMPLE_BYTES": "20000", "LOCAL_WORLD_SIZE": "4"}
+    found, _ = memory_program.run(texts, 2, "thread", STEPS, "40MiB", **ranks)
+    named = re.search(r"memory='40MiB': at least '(\d+)MiB' are needed \('(\d+)MiB' for each of 4 ", found["error"])
+    assert named, found
+    assert 0 <= 4 * int(named[2]) - int(named[1]) < 4  # both are rounded up
+    found, _ = memory_program.run(texts, 2, "thread", STEPS, f"{named[1]}MiB", **ranks)
+    assert "digest" in found, found
+
+
 def test_the_environment_sets_the_budget(texts: Path) -> None:
     budget = BUDGETS["thread"]
     found, most = memory_program.run(texts, 2, "thread", STEPS, "none", ENERGON_GRAIN_MEMORY=str(budget))
