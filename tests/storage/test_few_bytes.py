@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -172,16 +171,3 @@ def test_held_bytes_are_those_added(seed: int) -> None:
         gaps = {byte for begin, end in held.missing("a", start, stop) for byte in range(begin, end)}
         assert gaps == {byte for byte in range(start, stop) if not known[byte]}
         assert held.size_bytes == sum(known)
-
-
-def test_a_read_takes_no_longer_where_much_is_held() -> None:
-    def seconds(pieces: int) -> float:
-        held = HeldRanges(1 << 30)
-        held.add("a", 0, [bytes(64)] * pieces)
-        began = time.thread_time()
-        for _ in range(1000):
-            assert held.read("a", 64 * pieces - 100, 64 * pieces) == bytes(100)
-            assert held.missing("a", 64 * pieces - 100, 64 * pieces + 1) == [(64 * pieces, 64 * pieces + 1)]
-        return time.thread_time() - began
-
-    assert seconds(40_000) <= 20 * seconds(40)  # 1.5 times
