@@ -47,7 +47,7 @@ BLOCK_BYTES = 256 << 10
 _UNLIMITED = 1 << 62
 _MAX_REQUEST_FACTOR = 1.25
 """Maximum factor by which a request may exceed the configured size: better than another one for a page or two."""
-_REASK_BYTES = 64 << 10
+_REASK_BYTES = 128 << 10
 """Held bytes up to this size are fetched again rather than splitting a request."""
 _LEAST_SHARED_BYTES = 256 << 20
 """Minimum size of a cache through which processes share prefetched bytes: in a smaller one, they would evict each
