@@ -18,6 +18,7 @@ from patience import PATIENCE_S
 
 from energon_grain import use_memory
 from energon_grain.formats.mapped_files import map_file, mapped_bytes, release_mapped
+from energon_grain.memory_budget import allocator
 from energon_grain.memory_budget.budget import MemoryBudget, join_budget
 from energon_grain.memory_budget.measure import measure
 from energon_grain.stream.memory import holders, look_ahead
@@ -67,8 +68,12 @@ def replaced() -> dict[str, Any]:
     first = budget()
     use_memory("2GiB")
     same, budget_bytes = budget() is first, first.use().budget_bytes
+    first.update()
+    kept = [allocator._kept_bytes]
     use_memory(None)
+    kept.append(allocator._kept_bytes)
     return {
+        "kept": kept,
         "same": same,
         "budget": budget_bytes,
         "lifted": join_budget() is None and look_ahead.budget is None,

@@ -41,16 +41,19 @@ def keep_freed_memory() -> None:
     if _done:
         return
     _done = True
-    tuned = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
-    if os.environ.get(ENVIRONMENT) == "0" or any(name in os.environ for name in tuned):
-        return
     libc = _libc()
-    if libc is None:
+    if libc is None or _is_tuned():
         return
     mallopt = libc.mallopt
     mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_M_TOP_PAD, _GROWTH_BYTES)
+
+
+def _is_tuned() -> bool:
+    """Whether the environment tunes the allocator, or asks to leave it unchanged."""
+    tuned = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+    return os.environ.get(ENVIRONMENT) == "0" or any(name in os.environ for name in tuned)
 
 
 @cache
@@ -59,11 +62,11 @@ def _libc() -> Any:
 
 
 def keep_little_memory(size_bytes: int) -> None:
-    """Set the C library to return freed memory above this size (16 to 256 MiB) to the system, if it is glibc."""
+    """Set glibc to return freed memory above this size (16 to 256 MiB), unless the environment tunes it."""
     global _kept_bytes
     keep_freed_memory()
     libc, kept_bytes = _libc(), max(_LEAST_KEPT_BYTES, min(_KEPT_BYTES, size_bytes))
-    if libc is not None and kept_bytes != _kept_bytes:  # setting it takes the lock of the allocator
+    if libc is not None and kept_bytes != _kept_bytes and not _is_tuned():  # setting it takes the lock of the allocator
         libc.mallopt(_M_TRIM_THRESHOLD, kept_bytes)
         _kept_bytes = kept_bytes
 

@@ -66,7 +66,7 @@ _GROWTH_BYTES, _GROWTH_STEPS = 8 << 20, 6
 _MIB = 1 << 20
 _LEAST_CHUNK_BYTES = 256 << 10
 _KEPT = 16
-"""Freed memory that the C library keeps, in all processes together, is at most this part of the budget."""
+"""The C libraries of all processes together keep about this part of the budget as freed memory."""
 _CHUNKS = 16
 """A chunk, of which each worker makes one at a time, has at most this part of what this process may hold."""
 
@@ -109,6 +109,7 @@ class MemoryBudget:
             self._thread.join()
         with self._measuring:
             look_ahead.budget, look_ahead.chunk_bytes = None, CHUNK_BYTES
+            keep_little_memory(sys.maxsize)
             for holder in holders_now():
                 holder.allow(sys.maxsize)
             holders.discard(self.look_ahead)
